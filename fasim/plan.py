@@ -25,7 +25,7 @@ POINTERS = {
 }
 SIZES = ("heads", "kv_heads", "seq_q", "seq_kv")
 STRIDED = ("q", "k", "v", "o")
-STRIDES = ("batch", "head", "seq")
+Scalar = int | float | tuple[int, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,10 +93,10 @@ class KernelSpec:
     @property
     def arguments(self) -> tuple[tuple[str, str], ...]:
         """(name, type) in the order of the kernel's parameter list: pointers, sizes, strides, scale.
-        Types: ptr, i32, i64, f32."""
+        Types: ptr, i32, f32, and i64x3, a struct of three int64 (batch, head, seq)."""
         pointers = [(name, "ptr") for name in POINTERS[self.algo]]
         sizes = [(name, "i32") for name in SIZES]
-        strides = [(f"{t}_{s}_stride", "i64") for t in STRIDED for s in STRIDES]
+        strides = [(f"{name}_strides", "i64x3") for name in STRIDED]
         return (*pointers, *sizes, *strides, ("scale_log2", "f32"))
 
 
@@ -108,7 +108,7 @@ class Launch:
     grid: int
     block: int
     smem_bytes: int
-    scalars: Mapping[str, int | float]
+    scalars: Mapping[str, Scalar]
     outputs: Mapping[str, tuple[tuple[int, ...], str]]  # name -> (shape, dtype)
     workspaces: Mapping[str, tuple[tuple[int, ...], str]] = field(default_factory=dict)
 
@@ -163,13 +163,17 @@ class Plan:
 
     def _scalars(
         self, problem: Problem, strides: Mapping[str, tuple[int, ...]]
-    ) -> dict[str, int | float]:
+    ) -> dict[str, Scalar]:
         sizes = (problem.heads, problem.kv_heads, problem.seq, problem.seq_kv)
-        scalars: dict[str, int | float] = dict(zip(SIZES, sizes, strict=True))
-        for name, shape in tensor_shapes(problem).items():
-            steps = strides.get(name, contiguous_strides(shape)[:3])
-            scalars |= {f"{name}_{s}_stride": n for s, n in zip(STRIDES, steps, strict=True)}
-        return scalars | {"scale_log2": problem.scale * math.log2(math.e)}
+        steps = {
+            f"{name}_strides": tuple(strides.get(name, contiguous_strides(shape)[:3]))
+            for name, shape in tensor_shapes(problem).items()
+        }
+        return {**dict(zip(SIZES, sizes, strict=True)), **steps, **self._factors(problem)}
+
+    def _factors(self, problem: Problem) -> dict[str, Scalar]:
+        """Softmax scale times log2(e): exp(scale * s) is one exp2 of one product."""
+        return {"scale_log2": problem.scale * math.log2(math.e)}
 
     def _outputs(self, problem: Problem) -> dict[str, tuple[tuple[int, ...], str]]:
         shape = tensor_shapes(problem)["o"]

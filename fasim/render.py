@@ -1,0 +1,238 @@
+"""Plan to source text: templates become one standalone CUDA file, and a file tells its plan.
+
+Rendering is deterministic: equal plans give equal bytes. Directives look like CUDA (``//% if``,
+``$(value)``), so a template is itself readable, highlightable CUDA. While rendering, every literal
+piece of text carries an invisible mark of the template line it came from; the marks become
+``Kernel.origins``, which lets a compiler error point at the template.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import textwrap
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cache
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+import jinja2
+from jinja2.ext import Extension
+from jinja2.lexer import Token, TokenStream
+
+from fasim.errors import UsageError
+from fasim.plan import KernelSpec, Plan
+from fasim.problem import DTYPE_BYTES
+
+Origin = tuple[str, int]
+
+CTYPES = {"fp32": "float", "fp16": "u16", "bf16": "u16", "e4m3": "u8"}
+ARGUMENT_TYPES = {"i32": "int", "f32": "float", "i64x3": "Strides"}
+PLAN_BEGIN, PLAN_END = "// ---- plan", "// ---- the rest of the file has sha256 "
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A generated file: its stem (also the kernel's symbol), text and plan.
+
+    ``origins[i]`` is the template and line that wrote line i + 1, or None. ``edited`` is true when
+    the text after the header is not what the header's hash says.
+    """
+
+    stem: str
+    source: str
+    plan: Plan
+    origins: tuple[Origin | None, ...] = ()
+    edited: bool = False
+
+    @property
+    def body(self) -> str:
+        """The text after the header: what the compiler's result depends on."""
+        return self.source.partition(PLAN_END)[2].partition("\n")[2] or self.source
+
+
+def render(plan: Plan) -> Kernel:
+    """The standalone ``.cu`` of a plan."""
+    body, origins = _render_body(plan)
+    header = _render_header(plan, _sha(body))
+    lines = (None,) * header.count("\n") + origins
+    return Kernel(plan.kernel.stem, header + body, plan, lines)
+
+
+def parse(source: str, where: str = "") -> Kernel:
+    """The kernel of a generated, perhaps edited, file. Raises UsageError if it is not one."""
+    found = re.search(rf"^{PLAN_BEGIN}\n((?://.*\n)*?){PLAN_END}(\w+)\n", source, re.MULTILINE)
+    if not found:
+        raise UsageError(
+            "this file carries no plan",
+            where=where,
+            why=f"a generated kernel has a header with a line {PLAN_BEGIN!r}",
+            hint="make one with `fasim gen`",
+        )
+    plan = Plan.from_json(_json(found[1].replace("//", " "), where))
+    edited = _sha(source[found.end() :]) != found[2]
+    kernel = Kernel(plan.kernel.stem, source, plan, edited=edited)
+    return kernel if edited else replace(kernel, origins=render(plan).origins)
+
+
+def _json(text: str, where: str) -> Any:
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        raise UsageError(
+            "the plan in this file's header is not JSON",
+            where=where,
+            why=str(error),
+            hint="generate the file again with `fasim gen`",
+        ) from error
+
+
+def _render_body(plan: Plan) -> tuple[str, tuple[Origin | None, ...]]:
+    """Text after the header. It depends on the kernel alone, not on the problem planned for."""
+    kernel = plan.kernel
+    template = _environment().get_template(f"kernels/{kernel.algo}_{kernel.pass_}.cu")
+    marked = template.render(plan=plan, kernel=kernel, tile=kernel.tile)
+    lines = [_unmark(line) for line in marked.split("\n")]
+    while not lines[-1][0]:
+        lines.pop()
+    return "".join(f"{text}\n" for text, _ in lines), tuple(origin for _, origin in lines)
+
+
+def _render_header(plan: Plan, body_sha: str) -> str:
+    template = _environment().get_template("parts/header.cu")
+    text = template.render(
+        plan=plan,
+        kernel=plan.kernel,
+        launch=plan.launch_for(),
+        templates=template_hashes(plan.kernel),
+    )
+    lines = [_unmark(line)[0] for line in text.strip().split("\n")]
+    lines += [PLAN_BEGIN, *_plan_lines(plan), PLAN_END + body_sha]
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _plan_lines(plan: Plan) -> list[str]:
+    text = json.dumps(plan.to_json(), sort_keys=True)
+    return [f"// {line}" for line in textwrap.wrap(text, 97, break_on_hyphens=False)]
+
+
+def memory_map(plan: Plan) -> list[tuple[str, int, int]]:
+    """(name, first byte, bytes) of every tile in a block's shared memory."""
+    kernel, tile = plan.kernel, plan.kernel.tile
+    size, width, width_v = DTYPE_BYTES[kernel.dtype], padded(kernel.head_dim), padded(kernel.head_dim_v)
+    widest = max(width, width_v)
+    rows = {"Q, and O at the end": tile.block_q * widest}
+    if kernel.algo == "v1":
+        rows |= {"K": tile.block_kv * width, "V": tile.block_kv * width_v}
+    else:
+        rows |= {f"K and V, ring slot {i}": tile.block_kv * widest for i in range(2 * tile.stages)}
+    ends = list(accumulate(n * size for n in rows.values()))
+    return [(name, end - n * size, n * size) for (name, n), end in zip(rows.items(), ends, strict=True)]
+
+
+def template_hashes(kernel: KernelSpec) -> dict[str, str]:
+    """Short hash of the kernel's template and of every template it includes."""
+    names, found = [f"kernels/{kernel.algo}_{kernel.pass_}.cu"], dict[str, str]()
+    while names:
+        text = (template_root() / names[0]).read_text()
+        found[names.pop(0)] = _sha(text)[:8]
+        names += [name for name in re.findall(r'//% include "(.*?)"', text) if name not in found]
+    return dict(sorted(found.items()))
+
+
+def template_root() -> Path:
+    """``templates/`` beside the package in a checkout, inside it when installed."""
+    package = Path(__file__).parent
+    installed = package / "templates"
+    return installed if installed.is_dir() else package.parent / "templates"
+
+
+def parameters(kernel: KernelSpec) -> str:
+    """The kernel's parameter list as CUDA, in the order of ``kernel.arguments``."""
+    names = [_parameter(name, kind) for name, kind in kernel.arguments]
+    return " " * 8 + _filled(names, indent=8, reserve=len(") {"))
+
+
+def call(kernel: KernelSpec) -> str:
+    """The arguments of a call whose variables bear the parameters' names."""
+    indent = len("    kernel<<<grid, kThreads, kSmemBytes>>>(")
+    return _filled([name for name, _ in kernel.arguments], indent, reserve=len(");"))
+
+
+def _parameter(name: str, kind: str) -> str:
+    if kind != "ptr":
+        return f"const {ARGUMENT_TYPES[kind]} {name}"
+    if name in ("q", "k", "v"):
+        return f"const Element* __restrict__ {name}"
+    return f"{'Output' if name == 'o' else 'float'}* __restrict__ {name}"
+
+
+def _filled(items: list[str], indent: int, reserve: int) -> str:
+    """Items joined by commas, in lines as full as 100 columns allow, as clang-format breaks them."""
+    lines, column = [""], indent
+    for item in items:
+        if column + len(item) > 100 - (reserve if item is items[-1] else len(",")):
+            lines, column = [*lines, ""], indent
+        lines[-1] += f"{item}, "
+        column += len(f"{item}, ")
+    return f"\n{' ' * indent}".join(line.rstrip() for line in lines).rstrip(",")
+
+
+@cache
+def _environment() -> jinja2.Environment:
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(template_root()),
+        extensions=[_Marks],
+        undefined=jinja2.StrictUndefined,
+        keep_trailing_newline=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        autoescape=False,
+        line_statement_prefix="//%",
+        line_comment_prefix="//#",
+        variable_start_string="$(",
+        variable_end_string=")",
+        block_start_string="/*%",
+        block_end_string="%*/",
+        comment_start_string="/*#",
+        comment_end_string="#*/",
+    )
+    helpers = {"parameters": parameters, "call": call, "memory_map": memory_map, "padded": padded}
+    environment.globals.update(helpers, ctype=CTYPES.__getitem__)
+    return environment
+
+
+def padded(head_dim: int) -> int:
+    """head_dim rounded up to whole matrix instructions."""
+    return -(-head_dim // 16) * 16
+
+
+_OPEN, _CLOSE = "\ue000", "\ue001"  # private use: never in a template
+_MARK = re.compile(f"{_OPEN}(.*?):(\\d+){_CLOSE}")
+
+
+class _Marks(Extension):
+    """Prefixes every line of every literal token with its template and line number."""
+
+    def filter_stream(self, stream: TokenStream) -> Iterator[Token]:
+        for token in stream:
+            yield self._marked(token, stream.name or "?") if token.type == "data" else token
+
+    @staticmethod
+    def _marked(token: Token, name: str) -> Token:
+        marks = (f"{_OPEN}{name}:{token.lineno + i}{_CLOSE}" for i in range(10**9))
+        text = "\n".join(mark + line for mark, line in zip(marks, token.value.split("\n")))
+        return Token(token.lineno, token.type, text)
+
+
+def _unmark(line: str) -> tuple[str, Origin | None]:
+    marks = _MARK.findall(line)
+    origin = (marks[-1][0], int(marks[-1][1])) if marks else None
+    return _MARK.sub("", line).rstrip(), origin
+
+
+def _sha(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()

@@ -1,0 +1,21 @@
+// Fills a tile of kRows x kCols from rows of global memory, all threads together. What lies beyond
+// `rows` or kValidCols becomes zero, so padding never reaches a product.
+template <int kRows, int kCols, int kValidCols>
+__device__ __forceinline__ void copy_tile(Element* tile, const Element* source, i64 stride,
+                                          int rows) {
+  constexpr int kBytes = copy_bytes(kValidCols);
+  constexpr int kElements = kBytes / int(sizeof(Element));
+  constexpr int kRowThreads = min_power_of_two(kCols / kElements, kThreads);
+  const int first_col = threadIdx.x % kRowThreads * kElements;
+  const int first_row = threadIdx.x / kRowThreads;
+  source += first_row * stride;
+#pragma unroll 2
+  for (int row = first_row; row < kRows; row += kThreads / kRowThreads) {
+#pragma unroll
+    for (int col = first_col; col < kCols; col += kRowThreads * kElements) {
+      Element* to = chunk_at<kCols>(tile, row, col / kChunkElements) + col % kChunkElements;
+      copy<kBytes>(to, source + col, row < rows && col < kValidCols);
+    }
+    source += kThreads / kRowThreads * stride;
+  }
+}

@@ -1,0 +1,9 @@
+// One aligned copy into shared memory, in the background where the hardware can (not 2 bytes).
+template <int kBytes>
+__device__ __forceinline__ void copy(Element* to, const Element* from, bool valid) {
+  if constexpr (kBytes >= 4) {
+    ptx::cp_async<kBytes>(to, from, valid);
+  } else {
+    *to = valid ? *from : Element(0);
+  }
+}

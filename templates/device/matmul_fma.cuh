@@ -1,0 +1,78 @@
+// ---- Matrix products in fp32, by fused multiply-add ---------------------------------------------
+// The layout is that of the tensor cores: each warp owns kRowTiles x 16 rows, lane 4 g + t holds
+// rows g and g + 8 of each, and of every 8 columns 2t and 2t + 1. So the rest stays the same.
+
+__device__ __forceinline__ float dot(const float4& a, const float4& b, float sum) {
+  sum = fmaf(a.x, b.x, sum);
+  sum = fmaf(a.y, b.y, sum);
+  sum = fmaf(a.z, b.z, sum);
+  return fmaf(a.w, b.w, sum);
+}
+
+template <int kCols>
+__device__ __forceinline__ float4 load_chunk(const float* tile, int row, int chunk) {
+  return *reinterpret_cast<const float4*>(chunk_at<kCols>(tile, row, chunk));
+}
+
+// s = Q K^T for the warp's rows and kStepKV keys.
+__device__ __forceinline__ void scores(Scores& s, const float* q_tile, const float* k_tile) {
+  const int lane = threadIdx.x % 32;
+  const int row = threadIdx.x / 32 * kWarpRows + lane / 4;
+  zero(s);
+#pragma unroll 1
+  for (int chunk = 0; chunk < kD / 4; ++chunk) {
+    float4 q[kRowTiles][2];
+#pragma unroll
+    for (int i = 0; i < 2 * kRowTiles; ++i) {
+      q[i / 2][i % 2] = load_chunk<kD>(q_tile, row + 8 * i, chunk);
+    }
+#pragma unroll
+    for (int n = 0; n < kStepKV / 4; ++n) {
+      const int key = n / 2 * 8 + lane % 4 * 2 + n % 2;
+      const float4 k = load_chunk<kD>(k_tile, key, chunk);
+#pragma unroll
+      for (int i = 0; i < 2 * kRowTiles; ++i) {
+        float& sum = s[i / 2][n / 2][i % 2 * 2 + n % 2];
+        sum = dot(q[i / 2][i % 2], k, sum);
+      }
+    }
+  }
+}
+
+using Weights = Scores;
+
+__device__ __forceinline__ void round_weights(Weights& p, const Scores& s) {
+#pragma unroll
+  for (int i = 0; i < kRowTiles * kStepKV / 8; ++i) {
+    const int tile = i / (kStepKV / 8), n = i % (kStepKV / 8);
+#pragma unroll
+    for (int r = 0; r < 4; ++r) p[tile][n][r] = s[tile][n][r];
+  }
+}
+
+// o += P V: the lane of the quad that holds a key's weight lends it to the other three.
+__device__ __forceinline__ void accumulate(Accumulator& o, const Weights& p, const float* v_tile) {
+  const int lane = threadIdx.x % 32;
+#pragma unroll
+  for (int n = 0; n < kStepKV / 8; ++n) {
+#pragma unroll
+    for (int k = 0; k < 8; ++k) {
+      float weight[2 * kRowTiles];
+#pragma unroll
+      for (int i = 0; i < 2 * kRowTiles; ++i) {
+        weight[i] = __shfl_sync(~0u, p[i / 2][n][i % 2 * 2 + k % 2], (lane & ~3) + k / 2);
+      }
+#pragma unroll
+      for (int d = 0; d < kDV / 8; ++d) {
+        const float* chunk = chunk_at<kDV>(v_tile, 8 * n + k, 2 * d + lane % 4 / 2);
+        const float2 v = *reinterpret_cast<const float2*>(chunk + lane % 2 * 2);
+#pragma unroll
+        for (int i = 0; i < 2 * kRowTiles; ++i) {
+          float (&sum)[4] = o[i / 2][d];
+          sum[i % 2 * 2] = fmaf(weight[i], v.x, sum[i % 2 * 2]);
+          sum[i % 2 * 2 + 1] = fmaf(weight[i], v.y, sum[i % 2 * 2 + 1]);
+        }
+      }
+    }
+  }
+}

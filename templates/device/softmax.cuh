@@ -1,0 +1,67 @@
+// ---- Online softmax -----------------------------------------------------------------------------
+// Milakov and Gimelshein 2018; FlashAttention-2, algorithm 1. A thread keeps, for each of its rows,
+// the largest score so far and its own share of the row's sum of exponentials.
+
+struct RowState {
+  float max[kRowTiles][2];
+  float sum[kRowTiles][2];
+};
+
+__device__ __forceinline__ void reset(RowState& row) {
+#pragma unroll
+  for (int i = 0; i < 2 * kRowTiles; ++i) {
+    row.max[i / 2][i % 2] = -kInfinity;
+    row.sum[i / 2][i % 2] = 0.f;
+  }
+}
+
+__device__ __forceinline__ float quad_max(float x) {
+  x = fmaxf(x, __shfl_xor_sync(~0u, x, 1));
+  return fmaxf(x, __shfl_xor_sync(~0u, x, 2));
+}
+
+__device__ __forceinline__ float quad_sum(float x) {
+  x += __shfl_xor_sync(~0u, x, 1);
+  return x + __shfl_xor_sync(~0u, x, 2);
+}
+
+// A row that has seen no key has maximum -inf; its exponents are taken from 0 instead.
+__device__ __forceinline__ float reference_of(float max) { return max == -kInfinity ? 0.f : max; }
+
+// Turns scores into weights exp(scale (s - max)), and rescales what was summed under the old
+// maximum. The maximum is subtracted before scaling: the largest weight is then exactly 1, however
+// large the scores are.
+__device__ __forceinline__ void online_softmax(Scores& s, Accumulator& o, RowState& row,
+                                               float scale_log2) {
+#pragma unroll
+  for (int i = 0; i < 2 * kRowTiles; ++i) {
+    const int tile = i / 2, half = i % 2;
+    float max = row.max[tile][half];
+#pragma unroll
+    for (int n = 0; n < kStepKV / 4; ++n) max = fmaxf(max, s[tile][n / 2][2 * half + n % 2]);
+    max = quad_max(max);
+    const float reference = reference_of(max);
+    const float rescale = ptx::ex2((row.max[tile][half] - reference) * scale_log2);
+    float sum = 0.f;
+#pragma unroll
+    for (int n = 0; n < kStepKV / 4; ++n) {
+      float& weight = s[tile][n / 2][2 * half + n % 2];
+      weight = ptx::ex2((weight - reference) * scale_log2);
+      sum += weight;
+    }
+    row.max[tile][half] = max;
+    row.sum[tile][half] = row.sum[tile][half] * rescale + sum;
+#pragma unroll
+    for (int n = 0; n < kDV / 4; ++n) o[tile][n / 2][2 * half + n % 2] *= rescale;
+  }
+}
+
+// Natural logarithm of a row's sum of exp(scale s); -inf for a row that saw no key.
+__device__ __forceinline__ float log_sum_exp(float max, float sum, float scale_log2) {
+  return (max * scale_log2 + ptx::lg2(sum)) * kLn2;
+}
+
+// The row of the tile that a thread's i-th row of fragments is.
+__device__ __forceinline__ int tile_row(int i) {
+  return threadIdx.x / 32 * kWarpRows + 8 * i + threadIdx.x % 32 / 4;
+}

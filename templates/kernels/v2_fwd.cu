@@ -1,0 +1,130 @@
+// FlashAttention-2, forward (Dao 2023, algorithm 1).
+//
+// One thread block per block of queries. It walks the keys and values once, from the last tile to
+// the first so that the masked tiles come first, and keeps the output un-normalised in registers
+// until the end. The softmax scale and log2(e) arrive as one factor; only tiles that cross the mask
+// or the end of the keys run mask code.
+//
+//   paper   here                    paper   here
+//   B_r     kBlockQ                 T_r     q_blocks
+//   B_c     kBlockKV                T_c     kv_tiles
+//   O~      o                       m, l    row.max, row.sum
+//   S, P    s                       L       lse
+
+//% include "device/types.cuh"
+
+// ---- Constants ----------------------------------------------------------------------------------
+//% include "parts/constants.cuh"
+constexpr int kSlots = $(2 * tile.stages);  // ring of tiles in shared memory: K, V, K, V …
+constexpr int kSlotElements = kBlockKV * (kD > kDV ? kD : kDV);
+constexpr int kQElements = kBlockQ * (kD > kDV ? kD : kDV);  // Q, and O at the end
+
+static_assert((kQElements + kSlots * kSlotElements) * sizeof(Element) == kSmemBytes,
+              "shared memory as planned");
+
+// ---- Instructions -------------------------------------------------------------------------------
+//% include "ptx/smem_address.cuh"
+//% include "ptx/cp_async.cuh"
+//% include "ptx/math.cuh"
+//% if kernel.dtype != "fp32"
+//% include "ptx/mma.cuh"
+//% endif
+
+//% include "device/words.cuh"
+
+//% include "device/tile.cuh"
+
+//% include "device/copy_async.cuh"
+
+//% include "device/copy.cuh"
+
+//% include "device/fragments.cuh"
+
+//% if kernel.dtype == "fp32"
+//% include "device/matmul_fma.cuh"
+//% else
+//% include "device/matmul_mma.cuh"
+//% endif
+
+//% include "device/mask.cuh"
+
+//% include "device/softmax.cuh"
+
+//% include "device/finish.cuh"
+
+//% include "device/store.cuh"
+
+// ---- Kernel -------------------------------------------------------------------------------------
+extern "C" __global__ void __launch_bounds__(kThreads, kBlocksPerSM)
+    $(kernel.stem)(
+$(parameters(kernel))) {
+  extern __shared__ __align__(128) unsigned char smem_raw[];
+  Element* q_tile = reinterpret_cast<Element*>(smem_raw);
+
+  // This block's queries. Under a causal mask the blocks with the most keys start first.
+  const int q_blocks = (seq_q + kBlockQ - 1) / kBlockQ;
+  const int turn = blockIdx.x % q_blocks;
+  const int first_query = (kCausal ? q_blocks - 1 - turn : turn) * kBlockQ;
+  const int rows = min(kBlockQ, seq_q - first_query);
+  const int head = blockIdx.x / q_blocks % heads;
+  const int kv_head = head / (heads / kv_heads);
+  const i64 batch = blockIdx.x / q_blocks / heads;
+  q += batch * q_strides.batch + head * q_strides.head + first_query * q_strides.seq;
+  k += batch * k_strides.batch + kv_head * k_strides.head;
+  v += batch * v_strides.batch + kv_head * v_strides.head;
+
+  // The tiles that any of them sees, as a stream K, V, K, V … through the ring.
+  const int last_query = first_query + rows - 1;
+  const int keys = max(0, visible_keys(last_query, seq_q, seq_kv));
+  const int kv_tiles = (keys + kBlockKV - 1) / kBlockKV;
+  const auto slot = [&](int t) { return q_tile + kQElements + t % kSlots * kSlotElements; };
+  const auto load = [&](int t) {
+    const i64 key = (kv_tiles - 1 - t / 2) * kBlockKV;
+    if (t < 2 * kv_tiles && t % 2 == 0) {
+      const Element* source = k + key * k_strides.seq;
+      copy_tile<kBlockKV, kD, kHeadDim>(slot(t), source, k_strides.seq, seq_kv - key);
+    } else if (t < 2 * kv_tiles) {
+      const Element* source = v + key * v_strides.seq;
+      copy_tile<kBlockKV, kDV, kHeadDimV>(slot(t), source, v_strides.seq, seq_kv - key);
+    }
+    ptx::cp_async_commit_group();  // an empty group keeps the count in step
+  };
+  // Tile t has arrived, and every warp is done with tile t - 1, whose slot is then filled again.
+  const auto advance = [&](int t) {
+    ptx::cp_async_wait_group<kSlots - 2>();
+    __syncthreads();
+    load(t + kSlots - 1);
+  };
+
+  copy_tile<kBlockQ, kD, kHeadDim>(q_tile, q, q_strides.seq, rows);
+  for (int t = 0; t < kSlots - 1; ++t) load(t);
+
+  Scores s;
+  Weights p;
+  Accumulator o_acc;
+  RowState row;
+  zero(o_acc);
+  reset(row);
+  const int warp_query = first_query + threadIdx.x / 32 * kWarpRows;
+  for (int j = 0; j < kv_tiles; ++j) {
+    const int key = (kv_tiles - 1 - j) * kBlockKV;
+    advance(2 * j);
+    scores(s, q_tile, slot(2 * j));
+    if (key + kBlockKV > visible_keys(warp_query, seq_q, seq_kv)) {
+      mask_scores(s, warp_query, key, seq_q, seq_kv);
+    }
+    online_softmax(s, o_acc, row, scale_log2);
+    round_weights(p, s);
+    advance(2 * j + 1);
+    accumulate(o_acc, p, slot(2 * j + 1));
+  }
+
+  ptx::cp_async_wait_group<0>();
+  __syncthreads();  // Q's tile is free for O
+  o += batch * o_strides.batch + head * o_strides.head + first_query * o_strides.seq;
+  lse += (batch * heads + head) * seq_q + first_query;
+  finish(o_acc, row, lse, scale_log2, rows);
+  store_output(reinterpret_cast<Output*>(smem_raw), o_acc, o, o_strides.seq, rows);
+}
+
+//% include "parts/main.cu"

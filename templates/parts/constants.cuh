@@ -1,0 +1,20 @@
+constexpr int kHeadDim = $(kernel.head_dim);  // d, of Q and K
+constexpr int kHeadDimV = $(kernel.head_dim_v);  // of V and O
+constexpr int kD = $(padded(kernel.head_dim));  // as stored: whole 16-wide matrix steps, the rest zero
+constexpr int kDV = $(padded(kernel.head_dim_v));
+constexpr int kBlockQ = $(tile.block_q);  // B_r: queries of one tile
+constexpr int kBlockKV = $(tile.block_kv);  // B_c: keys of one tile
+constexpr int kStepKV = $(tile.keys_per_step);  // keys whose scores fit the registers at once
+constexpr int kWarps = $(tile.warps);
+constexpr int kThreads = 32 * kWarps;
+constexpr int kWarpRows = kBlockQ / kWarps;  // a warp owns whole rows, so softmax stays inside it
+constexpr int kRowTiles = kWarpRows / 16;
+constexpr int kBlocksPerSM = $(tile.blocks_per_sm);  // residency the registers are capped for
+constexpr int kSmemBytes = $(plan.smem_bytes);
+constexpr bool kCausal = $("true" if kernel.mask == "causal" else "false");
+constexpr int kChunkElements = 16 / int(sizeof(Element));  // of the 16-byte unit of copies
+constexpr float kInfinity = __builtin_huge_valf();
+constexpr float kLn2 = 0.693147180559945f;
+
+static_assert(kRowTiles * 16 * kWarps == kBlockQ, "every warp owns whole 16-row tiles");
+static_assert(kBlockKV % kStepKV == 0 && kStepKV % 16 == 0, "whole 16-key matrix steps");

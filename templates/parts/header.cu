@@ -1,0 +1,23 @@
+// $(kernel.stem)
+//
+// regenerate  fasim gen $(kernel.stem).cu
+// compile     nvcc -std=c++17 -arch=$(kernel.arch) -cubin $(kernel.stem).cu
+// run alone   nvcc -std=c++17 -arch=$(kernel.arch) -DFASIM_MAIN $(kernel.stem).cu && ./a.out
+//
+// Launch as planned: grid $(launch.grid), block $(launch.block), $(launch.smem_bytes) bytes of dynamic shared memory.
+//
+// arguments
+//% for name, kind in kernel.arguments
+//   $("%-5s" % kind)  $("%-10s" % name)  $(launch.scalars.get(name, "device memory"))
+//% endfor
+//
+// shared memory
+//% for name, start, size in memory_map(plan)
+//   from $("%6d" % start)  $("%6d" % size) bytes  $(name)
+//% endfor
+//
+// templates, with the first 8 digits of their sha256
+//% for name, digest in templates.items()
+//   $(digest)  $(name)
+//% endfor
+//

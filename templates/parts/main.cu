@@ -1,0 +1,75 @@
+#ifdef FASIM_MAIN
+// One launch on pseudo-random inputs, timed: enough to profile this file by itself.
+// usage: a.out [batch [heads [kv_heads [seq_q [seq_kv]]]]]
+#include <cuda_runtime.h>
+
+#include <cstdio>
+#include <cstdlib>
+
+__global__ void fill(Element* x, i64 n, u32 seed) {
+  const i64 i = blockIdx.x * i64(blockDim.x) + threadIdx.x;
+  const u32 hash = (u32(i) * 2654435761u ^ seed) * 2246822519u;
+  const float value = float(hash >> 8) / (1 << 23) - 1.f;
+//% if kernel.dtype == "fp32"
+  if (i < n) x[i] = value;
+//% else
+  if (i < n) x[i] = u16(ptx::cvt_pack(value, value));
+//% endif
+}
+
+template <typename T>
+T* device_array(i64 n) {
+  T* array = nullptr;
+  cudaMalloc(&array, n * sizeof(T) + 16);
+  return array;
+}
+
+Element* input(i64 n, u32 seed) {
+  Element* array = device_array<Element>(n);
+  fill<<<(n + 255) / 256, 256>>>(array, n, seed);
+  return array;
+}
+
+Strides contiguous(i64 heads, i64 seq, i64 head_dim) {
+  return {heads * seq * head_dim, seq * head_dim, head_dim};
+}
+
+int main(int argc, char** argv) {
+  const auto size = [&](int i, int otherwise) { return argc > i ? std::atoi(argv[i]) : otherwise; };
+  const int batch = size(1, 1), heads = size(2, 16), kv_heads = size(3, heads);
+  const int seq_q = size(4, 4096), seq_kv = size(5, seq_q);
+  const i64 rows = i64(batch) * heads * seq_q, keys = i64(batch) * kv_heads * seq_kv;
+  const Strides q_strides = contiguous(heads, seq_q, kHeadDim);
+  const Strides k_strides = contiguous(kv_heads, seq_kv, kHeadDim);
+  const Strides v_strides = contiguous(kv_heads, seq_kv, kHeadDimV);
+  const Strides o_strides = contiguous(heads, seq_q, kHeadDimV);
+  const float scale_log2 = 1.442695041f / sqrtf(kHeadDim);
+  Element* q = input(rows * kHeadDim, 1);
+  Element* k = input(keys * kHeadDim, 2);
+  Element* v = input(keys * kHeadDimV, 3);
+  Output* o = device_array<Output>(rows * kHeadDimV);
+  float* lse = device_array<float>(rows);
+//% if kernel.algo == "v1"
+  float* o_acc = device_array<float>(rows * kHeadDimV);
+  float* m = device_array<float>(rows);
+  float* l = device_array<float>(rows);
+  const int grid = batch * heads;
+//% else
+  const int grid = batch * heads * ((seq_q + kBlockQ - 1) / kBlockQ);
+//% endif
+  const auto kernel = $(kernel.stem);
+  cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSmemBytes);
+  cudaEvent_t start, stop;
+  cudaEventCreate(&start);
+  cudaEventCreate(&stop);
+  float ms = 0;
+  for (int run = 0; run < 2; ++run) {  // the second one counts
+    cudaEventRecord(start);
+    kernel<<<grid, kThreads, kSmemBytes>>>($(call(kernel)));
+    cudaEventRecord(stop);
+    cudaEventSynchronize(stop);
+    cudaEventElapsedTime(&ms, start, stop);
+  }
+  std::printf("%s, %.3f ms\n", cudaGetErrorString(cudaGetLastError()), ms);
+}
+#endif
