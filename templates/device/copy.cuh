@@ -1,6 +1,6 @@
 // Fills a tile of kRows x kCols from rows of global memory, all threads together. What lies beyond
 // `rows` or kValidCols becomes zero, so padding never reaches a product.
-template <int kRows, int kCols, int kValidCols>
+template <int kRows, int kCols, int kValidCols, bool kSwizzled = true>
 __device__ __forceinline__ void copy_tile(Element* tile, const Element* source, i64 stride,
                                           int rows) {
   constexpr int kBytes = copy_bytes(kValidCols);
@@ -9,12 +9,13 @@ __device__ __forceinline__ void copy_tile(Element* tile, const Element* source, 
   const int first_col = threadIdx.x % kRowThreads * kElements;
   const int first_row = threadIdx.x / kRowThreads;
   source += first_row * stride;
-#pragma unroll 2
+#pragma unroll kCopiesInFlight
   for (int row = first_row; row < kRows; row += kThreads / kRowThreads) {
 #pragma unroll
     for (int col = first_col; col < kCols; col += kRowThreads * kElements) {
-      Element* to = chunk_at<kCols>(tile, row, col / kChunkElements) + col % kChunkElements;
-      copy<kBytes>(to, source + col, row < rows && col < kValidCols);
+      Element* chunk = chunk_at<kCols, kSwizzled>(tile, row, col / kChunkElements);
+      const bool valid = row < rows && col < kValidCols;
+      copy<kBytes>(chunk + col % kChunkElements, source + col, valid);
     }
     source += kThreads / kRowThreads * stride;
   }

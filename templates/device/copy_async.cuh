@@ -1,3 +1,5 @@
+constexpr int kCopiesInFlight = 2;  // per unrolled step; the hardware keeps many more
+
 // One aligned copy into shared memory, in the background where the hardware can (not 2 bytes).
 template <int kBytes>
 __device__ __forceinline__ void copy(Element* to, const Element* from, bool valid) {

@@ -50,7 +50,10 @@ __device__ __forceinline__ void round_weights(Weights& p, const Scores& s) {
   }
 }
 
-// o += P V: the lane of the quad that holds a key's weight lends it to the other three.
+// o += P V: the lane of the quad that holds a key's weight lends it to the other three. All lanes
+// read the same row of V, so its tile is not permuted.
+constexpr bool kSwizzledV = false;
+
 __device__ __forceinline__ void accumulate(Accumulator& o, const Weights& p, const float* v_tile) {
   const int lane = threadIdx.x % 32;
 #pragma unroll
@@ -64,8 +67,8 @@ __device__ __forceinline__ void accumulate(Accumulator& o, const Weights& p, con
       }
 #pragma unroll
       for (int d = 0; d < kDV / 8; ++d) {
-        const float* chunk = chunk_at<kDV>(v_tile, 8 * n + k, 2 * d + lane % 4 / 2);
-        const float2 v = *reinterpret_cast<const float2*>(chunk + lane % 2 * 2);
+        const float* pair = v_tile + (8 * n + k) * kDV + 8 * d + lane % 4 * 2;
+        const float2 v = *reinterpret_cast<const float2*>(pair);
 #pragma unroll
         for (int i = 0; i < 2 * kRowTiles; ++i) {
           float (&sum)[4] = o[i / 2][d];

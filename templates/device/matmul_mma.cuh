@@ -44,6 +44,8 @@ __device__ __forceinline__ void round_weights(Weights& p, const Scores& s) {
 }
 
 // o += P V.
+constexpr bool kSwizzledV = true;
+
 __device__ __forceinline__ void accumulate(Accumulator& o, const Weights& p,
                                            const Element* v_tile) {
   constexpr int kRowBytes = kDV * int(sizeof(Element));

@@ -15,14 +15,10 @@ __device__ __forceinline__ int swizzled(int row, int chunk) {
 }
 
 // The 16-byte chunk of a tile of kCols columns.
-template <int kCols>
-__device__ __forceinline__ Element* chunk_at(Element* tile, int row, int chunk) {
-  return tile + row * kCols + swizzled<kCols>(row, chunk) * kChunkElements;
-}
-
-template <int kCols>
-__device__ __forceinline__ const Element* chunk_at(const Element* tile, int row, int chunk) {
-  return tile + row * kCols + swizzled<kCols>(row, chunk) * kChunkElements;
+template <int kCols, bool kSwizzled = true, typename T>
+__device__ __forceinline__ T* chunk_at(T* tile, int row, int chunk) {
+  const int place = kSwizzled ? swizzled<kCols>(row, chunk) : chunk;
+  return tile + row * kCols + place * kChunkElements;
 }
 
 // The shared address `chunks` (even) further along a row than chunk 0 or 1 at address `first`.

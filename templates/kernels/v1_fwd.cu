@@ -83,7 +83,7 @@ $(parameters(kernel))) {
     const Element* v_source = v + first_key * v_strides.seq;
     __syncthreads();  // everyone is done with the previous keys and values
     copy_tile<kBlockKV, kD, kHeadDim>(k_tile, k_source, k_strides.seq, keys_left);
-    copy_tile<kBlockKV, kDV, kHeadDimV>(v_tile, v_source, v_strides.seq, keys_left);
+    copy_tile<kBlockKV, kDV, kHeadDimV, kSwizzledV>(v_tile, v_source, v_strides.seq, keys_left);
 
     for (int i = 0; i < q_blocks; ++i) {
       const i64 first_query = i * kBlockQ;

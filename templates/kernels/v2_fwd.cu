@@ -85,7 +85,7 @@ $(parameters(kernel))) {
       copy_tile<kBlockKV, kD, kHeadDim>(slot(t), source, k_strides.seq, seq_kv - key);
     } else if (t < 2 * kv_tiles) {
       const Element* source = v + key * v_strides.seq;
-      copy_tile<kBlockKV, kDV, kHeadDimV>(slot(t), source, v_strides.seq, seq_kv - key);
+      copy_tile<kBlockKV, kDV, kHeadDimV, kSwizzledV>(slot(t), source, v_strides.seq, seq_kv - key);
     }
     ptx::cp_async_commit_group();  // an empty group keeps the count in step
   };

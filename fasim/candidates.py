@@ -1,0 +1,132 @@
+"""The tiles that the planner tries, and the completions of a tile that it is asked to judge.
+
+Nothing here is filtered: legality.py says which of them a GPU can run, and why not the others.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Iterable
+
+from fasim.errors import UsageError
+from fasim.gpu import Gpu
+from fasim.legality import CONSUMER_REGISTERS, ROWS_PER_WARP, WARPGROUP
+from fasim.model.tiles import Tiles, ceil_div
+from fasim.plan import Tile
+from fasim.problem import DTYPE_BYTES, Problem
+
+WARPS = (1, 2, 4, 8)
+KEYS = tuple(range(16, 257, 16))
+E4M3_KEYS = tuple(range(32, 257, 32))
+V1_KEYS = (16, 32, 48, 64, 96, 128, 160, 192, 224, 256, 320, 384, 448, 512, 640, 768, 1024)
+V1_STEPS = (16, 32, 64, 128)
+BACKWARD_BLOCKS = (32, 48, 64, 80, 96, 112, 128)
+
+
+def candidates(problem: Problem, gpu: Gpu, algo: str, pass_: str) -> Tiles:
+    """Every tile that is tried."""
+    keys = E4M3_KEYS if problem.dtype == "e4m3" else KEYS
+    if algo == "v3":
+        return _v3_candidates(pass_, keys)
+    if pass_ == "bwd":
+        return _mma_bwd_candidates(1 if algo == "v1" else 2)
+    return _v1_candidates(problem, gpu) if algo == "v1" else _v2_candidates(keys)
+
+
+@functools.cache
+def _v2_candidates(keys: tuple[int, ...]) -> Tiles:
+    return Tiles.of(
+        [
+            Tile(block_q=rows * warps, block_kv=n, stages=stages, warps=warps)
+            for warps, rows, n, stages in itertools.product(WARPS, ROWS_PER_WARP, keys, (1, 2))
+        ]
+    )
+
+
+def _v1_candidates(problem: Problem, gpu: Gpu) -> Tiles:
+    """Larger blocks than V2's, scored in steps; the paper's own block is among them."""
+    return _v1_grid(rounded_paper_tile(problem, gpu).block_kv)
+
+
+@functools.cache
+def _v1_grid(paper_keys: int) -> Tiles:
+    blocks = sorted({*V1_KEYS, paper_keys})
+    return Tiles.of(
+        [
+            Tile(block_q=rows * warps, block_kv=n, warps=warps, step_kv=step)
+            for warps, rows, n in itertools.product(WARPS, ROWS_PER_WARP, blocks)
+            for step in V1_STEPS
+            if n % step == 0
+        ]
+    )
+
+
+@functools.cache
+def _v3_candidates(pass_: str, keys: tuple[int, ...]) -> Tiles:
+    if pass_ == "bwd":
+        shapes = itertools.product(BACKWARD_BLOCKS, BACKWARD_BLOCKS, (8, 12), (1, 2))
+        return Tiles.of([Tile(block_q=m, block_kv=n, warps=w, stages=s) for m, n, w, s in shapes])
+    options = itertools.product(CONSUMER_REGISTERS, keys, (2, 3), ("registers", "shared"))
+    return Tiles.of(
+        [
+            Tile(block_q=64 * n, block_kv=k, warps=WARPGROUP * n, stages=stages, p_in=p)
+            for n, k, stages, p in options
+        ]
+    )
+
+
+@functools.cache
+def _mma_bwd_candidates(most_stages: int) -> Tiles:
+    stages = range(1, most_stages + 1)
+    shapes = itertools.product(BACKWARD_BLOCKS, BACKWARD_BLOCKS, (4, 8), stages)
+    return Tiles.of([Tile(block_q=m, block_kv=n, warps=w, stages=s) for m, n, w, s in shapes])
+
+
+def paper_tile(smem_elements: int, head_dim: int) -> tuple[int, int]:
+    """(B_r, B_c) of the FlashAttention paper for an SRAM of that many elements:
+    B_c = ceil(M / 4d), B_r = min(B_c, d)."""
+    block_kv = int(ceil_div(smem_elements, 4 * head_dim))
+    return min(block_kv, head_dim), block_kv
+
+
+def rounded_paper_tile(problem: Problem, gpu: Gpu) -> Tile:
+    """The paper's tile for one block's shared memory, rounded down to whole matmul steps."""
+    elements = gpu.smem_per_block // DTYPE_BYTES[problem.dtype]
+    rows, keys = paper_tile(elements, problem.head_dim)
+    block_q = max(16, 2 ** (rows.bit_length() - 1))
+    block_kv = max(64, keys // 64 * 64)
+    warps = max(1, min(4, block_q // 16))
+    return Tile(block_q=block_q, block_kv=block_kv, warps=warps, step_kv=64)
+
+
+def judged(tile: Tile | tuple[int, int], algo: str, pass_: str) -> Tiles:
+    """The tile asked for; where only its shape is given, every completion of it.
+
+    Raises UsageError for counts that are not positive.
+    """
+    whole = tile if isinstance(tile, Tile) else Tile(block_q=tile[0], block_kv=tile[1])
+    counts = (whole.block_q, whole.block_kv, whole.stages, whole.warps, whole.keys_per_step)
+    if min(counts) < 1:
+        raise UsageError(
+            f"{whole} with {whole.warps} warps and {whole.stages} stages is not a tile",
+            hint="give two positive numbers, block_q x block_kv: --tile 128x64",
+        )
+    if isinstance(tile, Tile):
+        return Tiles.of([tile])
+    block_q, block_kv = tile
+    steps = [s for s in V1_STEPS if block_kv % s == 0] or [block_kv]
+    choices: Iterable[tuple[int, int, int, str]] = {
+        ("v1", "fwd"): itertools.product(WARPS, (1,), steps, ("registers",)),
+        ("v2", "fwd"): itertools.product(WARPS, (1, 2), (0,), ("registers",)),
+        ("v3", "fwd"): itertools.product((4, 8, 12), (2, 3), (0,), ("registers", "shared")),
+        ("v1", "bwd"): itertools.product((4, 8), (1,), (0,), ("registers",)),
+        ("v2", "bwd"): itertools.product((4, 8), (1, 2), (0,), ("registers",)),
+        ("v3", "bwd"): itertools.product((8, 12), (1, 2), (0,), ("registers",)),
+    }[algo, pass_]
+    return Tiles.of(
+        [
+            Tile(block_q=block_q, block_kv=block_kv, warps=w, stages=s, step_kv=k, p_in=p)
+            for w, s, k, p in choices
+        ]
+    )

@@ -1,0 +1,381 @@
+"""The derivation of a plan, term by term, with its numbers.
+
+The model computes; this file only shows how. Each derivation ends in the model's own number, and
+``Term.rest`` is what the shown parts leave unexplained: 0, and a test keeps it there.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from fasim import units
+from fasim.entry import Entry
+from fasim.gpu import Gpu
+from fasim.model import footprint
+from fasim.model.footprint import BARRIER_BYTES, KV_FRAGMENTS, Q_FRAGMENT, WGMMA_SLACK, compulsory
+from fasim.model.occupancy import residency
+from fasim.model.tiles import Tiles, padded
+from fasim.model.visits import visible_pairs, visits
+from fasim.plan import Tile
+from fasim.problem import Problem
+
+Show = Callable[[float], str]
+
+
+@dataclass(frozen=True)
+class Part:
+    """One summand: its name, how it comes about, and its value."""
+
+    name: str
+    how: str
+    value: float
+
+
+_OF = {
+    "choice": "why this tile",
+    "smem": "bytes of shared memory in a block",
+    "registers": "registers of a thread",
+    "occupancy": "blocks on an SM",
+    "memory": "bytes of HBM at the peak",
+    "traffic": "bytes named by loads and stores",
+    "flops": "floating-point operations",
+    "time": "seconds of every pipe",
+}
+
+
+@dataclass(frozen=True)
+class Term:
+    """A sum of parts, the total the model has for it, and remarks (limits, consequences)."""
+
+    name: str
+    parts: tuple[Part, ...] = ()
+    total: float = 0
+    show: Show = str
+    remarks: tuple[str, ...] = field(default=())
+
+    @property
+    def of(self) -> str:
+        """What it is a sum of."""
+        return _OF[self.name]
+
+    @property
+    def rest(self) -> float:
+        """What the parts do not explain."""
+        return self.total - sum(part.value for part in self.parts) if self.parts else 0
+
+
+def derive(entry: Entry, gpu: Gpu, term: str | None = None) -> list[Term]:
+    """Every term of a plan, or the one named; a training step has those of both passes."""
+    if entry.fwd and entry.bwd:
+        return [*derive(entry.fwd, gpu, term), *derive(entry.bwd, gpu, term)]
+    chosen = {term: TERMS[term]} if term else TERMS
+    return [make(_Case(entry, gpu)) for make in chosen.values()]
+
+
+@dataclass(frozen=True)
+class _Case:
+    """A plan under derivation, in the letters of the model: M, N, D, D_v, e."""
+
+    entry: Entry
+    gpu: Gpu
+
+    @property
+    def problem(self) -> Problem:
+        return self.entry.problem
+
+    @property
+    def tile(self) -> Tile:
+        assert self.entry.tile is not None  # callers ask only where there is one
+        return self.entry.tile
+
+    @property
+    def dims(self) -> tuple[int, int, int]:
+        p = self.problem
+        return padded(p.head_dim), padded(p.head_dim_v), p.element_bytes
+
+
+def _product(name: str, *factors: int) -> Part:
+    return Part(name, " x ".join(map(str, factors)), math.prod(factors))
+
+
+def _smem(case: _Case) -> Term:
+    """Bytes of shared memory in one block."""
+    if case.entry.tile is None:
+        return Term(
+            "smem",
+            remarks=("unfused kernels choose their own tiles",),
+        )
+    limit, used = case.gpu.smem_per_block, case.entry.smem_bytes
+    remarks = (
+        f"limit {units.used(used, limit)} of one block on {case.gpu.name}",
+        *_larger(case),
+    )
+    parts = _SMEM[case.entry.algo, case.entry.pass_](case)
+    return Term("smem", tuple(parts), used, units.capacity, remarks)
+
+
+def _larger(case: _Case) -> Iterator[str]:
+    """What the next K/V tiles would need."""
+    limit = case.gpu.smem_per_block
+    for step in (16, 32, 64):
+        keys = case.tile.block_kv + step
+        size = _smem_of(case, keys)
+        verdict = "fits" if size <= limit else "does not fit"
+        yield f"block_kv {keys} would need {units.capacity(size)}: {verdict}"
+        if size > limit:
+            return
+
+
+def _smem_of(case: _Case, block_kv: int) -> int:
+    from dataclasses import replace
+
+    tiles = Tiles.of([replace(case.tile, block_kv=block_kv)])
+    return int(footprint.smem_bytes(case.problem, case.entry.algo, case.entry.pass_, tiles)[0])
+
+
+def _v1_smem(case: _Case) -> Iterator[Part]:
+    d, dv, e = case.dims
+    yield _q_tile(case)
+    yield _product("K and V", case.tile.block_kv, d + dv, e)
+
+
+def _v2_smem(case: _Case) -> Iterator[Part]:
+    d, dv, e = case.dims
+    yield _q_tile(case)
+    slots = (2, case.tile.stages, case.tile.block_kv, max(d, dv), e)
+    yield _product("K and V, 2 slots a stage", *slots)
+
+
+def _v3_smem(case: _Case) -> Iterator[Part]:
+    d, dv, e = case.dims
+    tile = case.tile
+    yield _product("Q tile", tile.block_q, d, e)
+    yield _product("stages of K and V, O leaves through V", tile.stages, tile.block_kv, d + dv, e)
+    if tile.p_in == "shared":
+        yield _product("P", tile.block_q, tile.block_kv, e)
+    yield _product("barriers, alignment", BARRIER_BYTES)
+
+
+def _q_tile(case: _Case) -> Part:
+    d, dv, e = case.dims
+    row = max(d * e, dv * case.problem.out_bytes)
+    return _product("Q tile, O leaves through it", case.tile.block_q, row)
+
+
+def _mma_bwd_smem(case: _Case) -> Iterator[Part]:
+    d, dv, e = case.dims
+    tile = case.tile
+    yield _product("K and V", tile.block_kv, d + dv, e)
+    yield _product("stages of Q", tile.stages, tile.block_q, d, e)
+    yield _product("dO", tile.block_q, dv, e)
+    yield _product("P and dS", 2, tile.block_q, tile.block_kv, e)
+
+
+def _v3_bwd_smem(case: _Case) -> Iterator[Part]:
+    d, dv, e = case.dims
+    tile = case.tile
+    yield _product("K and V", tile.block_kv, d + dv, e)
+    yield _product("stages of Q and dO", tile.stages, tile.block_q, d + dv, e)
+    yield _product("dS", tile.block_q, tile.block_kv, e)
+    yield _product("dQ in fp32", tile.block_q, d, 4)
+    yield _product("barriers, alignment", BARRIER_BYTES)
+
+
+_SMEM: dict[tuple[str, str], Callable[[_Case], Iterator[Part]]] = {
+    ("v1", "fwd"): _v1_smem,
+    ("v2", "fwd"): _v2_smem,
+    ("v3", "fwd"): _v3_smem,
+    ("v1", "bwd"): _mma_bwd_smem,
+    ("v2", "bwd"): _mma_bwd_smem,
+    ("v3", "bwd"): _v3_bwd_smem,
+}
+
+
+def _memory(case: _Case) -> Term:
+    """HBM alive at the peak."""
+    hbm, budget = case.entry.hbm, footprint.budget(case.gpu)
+    named = {
+        "inputs": hbm.inputs,
+        "outputs": hbm.outputs,
+        "S and P": hbm.s_and_p,
+        "saved for backward": hbm.saved,
+        "workspace": hbm.workspace,
+    }
+    parts = tuple(Part(name, "", size) for name, size in named.items() if size)
+    remarks = (
+        f"{units.capacity(budget)} of {units.capacity(case.gpu.hbm_bytes)} are left by the driver",
+        f"the longest seq that fits is {units.grouped(case.entry.max_seq)}",
+    )
+    return Term("memory", parts, hbm.total, units.capacity, remarks)
+
+
+def _traffic(case: _Case) -> Term:
+    """Bytes named by loads and stores, tensor by tensor."""
+    moved, dram = case.entry.issued, case.entry.dram
+    assert moved is not None  # an entry that runs
+    assert dram is not None  # has its bytes
+    parts = [Part(f"read {name}", "", size) for name, size in moved.reads.items() if size]
+    parts += [Part(f"write {name}", "", size) for name, size in moved.writes.items() if size]
+    least = compulsory(case.problem)
+    remarks = [
+        f"{units.traffic(dram.total)} of it reach HBM, the L2 serves the rest",
+        f"Q, K, V and O once are {units.traffic(least)}: no forward pass moves less",
+        *_walk(case),
+    ]
+    return Term(
+        "traffic",
+        tuple(parts),
+        moved.total,
+        units.traffic,
+        tuple(remarks),
+    )
+
+
+def _walk(case: _Case) -> Iterator[str]:
+    if case.entry.tile is None:
+        return
+    tiles = Tiles.of([case.tile])
+    seen = visits(case.problem, tiles.block_q, tiles.block_kv)
+    whole = int(seen.q_tiles[0] * seen.kv_tiles[0])
+    grid = f"{int(seen.q_tiles[0])} x {int(seen.kv_tiles[0])}"
+    yield f"a head has {grid} tiles and visits {int(seen.steps[0])} of {whole}"
+
+
+def _flops(case: _Case) -> Term:
+    """What the mathematics needs, and what whole tiles add."""
+    useful, executed = case.entry.useful_flops, case.entry.executed_flops
+    pairs, p = visible_pairs(case.problem), case.problem
+    parts = (
+        Part(
+            "useful",
+            f"{p.batch} x {p.heads} heads, {units.grouped(pairs)} visible pairs each",
+            useful,
+        ),
+        Part("masked, padded or recomputed", "", executed - useful),
+    )
+    return Term(
+        "flops",
+        parts,
+        executed,
+        lambda value: units.scaled(value, "FLOP"),
+    )
+
+
+def _choice(case: _Case) -> Term:
+    """Why this tile, and what became of others; the reasons name the first of each kind."""
+    slower = [_slower(other, case.entry) for other in case.entry.alternatives[1:]]
+    lost = [f"not legal: {tile}, {reason}" for tile, reason in case.entry.rejected[1:]]
+    return Term("choice", remarks=(*case.entry.reasons, *slower, *lost))
+
+
+def _slower(other: Entry, best: Entry) -> str:
+    ratio = units.factor(other.time.seconds / best.time.seconds)
+    return f"slower: {other.tile}, {units.seconds(other.time.seconds)}, {ratio} the time"
+
+
+def _registers(case: _Case) -> Term:
+    """Registers of one thread: accumulators, fragments, the rest."""
+    if case.entry.tile is None:
+        return Term("registers", remarks=("unfused kernels choose their own tiles",))
+    parts = _REGISTERS[case.entry.algo, case.entry.pass_](case)
+    limit = case.gpu.registers_per_thread
+    remark = f"limit {limit} a thread; the compiler's own count is checked by `fasim build`"
+    return Term("registers", tuple(parts), case.entry.registers, _whole, (remark,))
+
+
+def _whole(value: float) -> str:
+    return str(round(value))
+
+
+def _mma_fwd_registers(case: _Case) -> Iterator[Part]:
+    rows, (_, dv, _) = case.tile.block_q // case.tile.warps, case.dims
+    yield Part("O, fp32", f"{rows} rows x {dv} / 32 lanes", rows * dv // 32)
+    keys = case.tile.keys_per_step
+    yield Part("S, then P", f"{rows} rows x {keys} keys / 32 lanes", rows * keys // 32)
+    yield Part("Q fragments", f"{Q_FRAGMENT} x {rows // 16}", Q_FRAGMENT * (rows // 16))
+    yield Part("K and V fragments", "", KV_FRAGMENTS)
+    yield Part("addresses, m, l, loops", "", footprint.BASE_REGISTERS)
+
+
+def _v3_fwd_registers(case: _Case) -> Iterator[Part]:
+    _, dv, e = case.dims
+    keys = case.tile.block_kv
+    yield Part("S, fp32", f"{keys} keys / 2", keys // 2)
+    yield Part("O, fp32", f"{dv} / 2", dv // 2)
+    if case.tile.p_in == "registers":
+        yield Part("P", f"{keys} keys x {e} / 8", keys * e // 8)
+    yield Part("the rest", "", WGMMA_SLACK)
+
+
+def _bwd_registers(case: _Case) -> Iterator[Part]:
+    d, dv, _ = case.dims
+    m, n, threads = case.tile.block_q, case.tile.block_kv, case.tile.threads
+    total = (n * (d + dv) + max(2 * m * n, m * d)) // threads
+    how = f"({n} x {d + dv} + max(2 x {m} x {n}, {m} x {d})) / {threads} threads"
+    yield Part("dK, dV; S, dP or dQ", how, total)
+    slack = WGMMA_SLACK if case.entry.algo == "v3" else footprint.BACKWARD_REGISTERS
+    yield Part("the rest", "", slack)
+
+
+_REGISTERS: dict[tuple[str, str], Callable[[_Case], Iterator[Part]]] = {
+    ("v1", "fwd"): _mma_fwd_registers,
+    ("v2", "fwd"): _mma_fwd_registers,
+    ("v3", "fwd"): _v3_fwd_registers,
+    ("v1", "bwd"): _bwd_registers,
+    ("v2", "bwd"): _bwd_registers,
+    ("v3", "bwd"): _bwd_registers,
+}
+
+
+def _occupancy(case: _Case) -> Term:
+    """What each resource alone would allow."""
+    entry, gpu = case.entry, case.gpu
+    if entry.tile is None:
+        return Term(
+            "occupancy",
+            remarks=("the libraries' kernels are not modelled this far",),
+        )
+    threads, registers, smem = entry.block, entry.registers, entry.smem_bytes
+    registers = min(registers, gpu.registers_per_sm // threads) if entry.algo == "v3" else registers
+    carveout = units.capacity(max(gpu.smem_carveouts, default=gpu.smem_per_sm))
+    each = units.capacity(smem + gpu.smem_reserved)
+    remarks = (
+        f"{_blocks(gpu, threads, registers, 0)} by registers:"
+        f" {gpu.registers_per_sm} / ({threads} threads x {registers})",
+        f"{_blocks(gpu, threads, 1, smem)} by shared memory: {carveout} / {each}",
+        f"{_blocks(gpu, threads, 1, 0)} by warps: {gpu.warps_per_sm} / {threads // 32}",
+        f"so an SM holds {entry.blocks_per_sm}, limited by {entry.limiter}",
+    )
+    return Term("occupancy", remarks=remarks)
+
+
+def _blocks(gpu: Gpu, threads: int, registers: int, smem: int) -> int:
+    return int(residency(gpu, threads, registers, smem)[0][0])
+
+
+def _time(case: _Case) -> Term:
+    """Seconds every pipe would need alone, and how they overlap."""
+    times, entry = case.entry.time, case.entry
+    remarks = [f"{name:<8} alone {units.seconds(time_s)}" for name, time_s in times.terms.items()]
+    remarks += [
+        f"{units.seconds(times.low)} if everything overlapped,"
+        f" {units.seconds(times.high)} if nothing did",
+        f"{units.seconds(times.seconds)} is likely; {times.bound} is the longest pipe",
+        f"{units.tflops(entry.useful_flops / times.seconds)} of useful work",
+        *entry.assumed,
+    ]
+    return Term("time", remarks=tuple(remarks))
+
+
+TERMS: dict[str, Callable[[_Case], Term]] = {
+    "choice": _choice,
+    "smem": _smem,
+    "registers": _registers,
+    "occupancy": _occupancy,
+    "memory": _memory,
+    "traffic": _traffic,
+    "flops": _flops,
+    "time": _time,
+}

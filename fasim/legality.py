@@ -1,0 +1,255 @@
+"""What makes a tile illegal: one rule each, with the sentence that says why and by how much.
+
+A tile is judged by the rules in order, and the first it breaks is its reason. Adding a limit means
+adding a rule here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from fasim.gpu import Gpu
+from fasim.model import footprint
+from fasim.model.occupancy import register_cap, residency
+from fasim.model.tiles import Bools, Ints, Tiles, ceil_div
+from fasim.problem import Problem
+
+KIB = 1024
+MAX_GRID = 2**31 - 1
+WARPGROUP = 4  # warps
+WARPGROUP_ROWS = 64
+PRODUCER_THREADS = 128
+# FA3's setmaxnreg of a consumer, by the number of consumer warpgroups.
+CONSUMER_REGISTERS = {1: 256, 2: 240, 3: 160}
+ROWS_PER_WARP = (16, 32)
+
+
+@dataclass(frozen=True)
+class Case:
+    """Tiles under judgement and what the model says about them."""
+
+    problem: Problem
+    gpu: Gpu
+    algo: str
+    pass_: str
+    tiles: Tiles
+    threads: Ints  # of a whole block
+    smem: Ints
+    registers: Ints  # a thread; V3: a consumer thread
+    launch_registers: Ints  # a thread, when the block starts
+    blocks_per_sm: Ints
+    limiter: Any
+    cap: Ints  # registers a thread may have
+
+    @classmethod
+    def of(cls, problem: Problem, gpu: Gpu, algo: str, pass_: str, tiles: Tiles) -> Case:
+        smem = footprint.smem_bytes(problem, algo, pass_, tiles)
+        registers = footprint.registers(problem, algo, pass_, tiles)
+        threads = tiles.threads + (PRODUCER_THREADS if algo == "v3" else 0)
+        launch = register_cap(gpu, threads, 1) if algo == "v3" else registers
+        blocks, limiter = residency(gpu, threads, launch, smem)
+        resident = tiles.resident(np.maximum(blocks, 1))
+        cap = _consumer_cap(tiles) if algo == "v3" else register_cap(gpu, threads, 1)
+        return cls(
+            *(problem, gpu, algo, pass_, resident, threads, smem),
+            *(registers, launch, blocks, limiter, cap),
+        )
+
+    def __len__(self) -> int:
+        return len(self.tiles)
+
+    def take(self, where: Any) -> Case:
+        """The tiles that a mask or an array of indices names."""
+        arrays = ("threads", "smem", "registers", "launch_registers", "blocks_per_sm", "limiter")
+        picked = {name: getattr(self, name)[where] for name in (*arrays, "cap")}
+        return replace(self, tiles=self.tiles.take(where), **picked)
+
+    @property
+    def kv_granule(self) -> int:
+        """Keys of one matmul step over N: 16 for 16-bit and fp32 tiles, 32 for e4m3."""
+        return 32 if self.problem.dtype == "e4m3" else 16
+
+    @property
+    def grid(self) -> Ints:
+        """Blocks of a launch: per head one (V1), or one a q tile, backward one a K/V tile."""
+        p, tiles = self.problem, self.tiles
+        heads = p.batch * p.heads
+        if self.algo == "v1":
+            return np.full(len(tiles), heads * min(p.seq, 1))
+        forward = self.pass_ == "fwd"
+        return heads * np.asarray(
+            ceil_div(p.seq, tiles.block_q) if forward else ceil_div(p.seq_kv, tiles.block_kv)
+        )
+
+
+def _consumer_cap(tiles: Tiles) -> Ints:
+    groups = tiles.warps // WARPGROUP
+    return np.select(
+        [groups == n for n in CONSUMER_REGISTERS], list(CONSUMER_REGISTERS.values()), default=0
+    )
+
+
+@dataclass(frozen=True)
+class Rule:
+    """``legal`` marks the tiles that keep it; ``sentence`` tells tile i why it does not."""
+
+    legal: Callable[[Case], Bools]
+    sentence: Callable[[Case, int], str]
+
+
+def _whole_mma_rows() -> Rule:
+    """An mma has 16 rows, and a warp owns whole ones."""
+    return Rule(
+        lambda c: c.tiles.block_q % (16 * c.tiles.warps) == 0,
+        lambda c, i: (
+            f"block_q {c.tiles.block_q[i]} is no multiple of 16 rows x {_warps(c, i)}"
+            f" = {16 * c.tiles.warps[i]}"
+        ),
+    )
+
+
+def _whole_warpgroup_rows() -> Rule:
+    """A warpgroup owns the 64 rows of a wgmma."""
+    return Rule(
+        lambda c: c.tiles.block_q * WARPGROUP == c.tiles.warps * WARPGROUP_ROWS,
+        lambda c, i: (
+            f"block_q {c.tiles.block_q[i]} is not 64 rows for each of"
+            f" {c.tiles.warps[i] / WARPGROUP:g} consumer warpgroups"
+        ),
+    )
+
+
+def _whole_keys() -> Rule:
+    """PV sums over keys in steps of the matmul's k."""
+    return Rule(
+        lambda c: c.tiles.block_kv % c.kv_granule == 0,
+        lambda c, i: (
+            f"block_kv {c.tiles.block_kv[i]} is no multiple of the {c.kv_granule} keys"
+            f" of one {c.problem.dtype} matmul step"
+        ),
+    )
+
+
+def _whole_steps() -> Rule:
+    return Rule(
+        lambda c: (c.tiles.block_kv % c.tiles.step_kv == 0) & (c.tiles.step_kv % 16 == 0),
+        lambda c, i: (
+            f"block_kv {c.tiles.block_kv[i]} is no multiple of step_kv {c.tiles.step_kv[i]},"
+            " or that not of 16"
+        ),
+    )
+
+
+def _one_step() -> Rule:
+    """Only V1 keeps more keys in shared memory than it scores at once."""
+    return Rule(
+        lambda c: c.tiles.step_kv == c.tiles.block_kv,
+        lambda c, i: f"step_kv {c.tiles.step_kv[i]} differs from block_kv {c.tiles.block_kv[i]}",
+    )
+
+
+def _one_stage() -> Rule:
+    return Rule(
+        lambda c: c.tiles.stages == 1,
+        lambda c, i: f"{c.tiles.stages[i]} stages, but v1 copies and computes in turn",
+    )
+
+
+def _instruction_width() -> Rule:
+    return Rule(
+        lambda c: c.tiles.block_kv <= 256,
+        lambda c, i: f"block_kv {c.tiles.block_kv[i]} exceeds the 256 columns of a wgmma",
+    )
+
+
+def _consumers() -> Rule:
+    return Rule(
+        lambda c: np.isin(c.tiles.warps, [WARPGROUP * n for n in CONSUMER_REGISTERS]),
+        lambda c, i: f"{c.tiles.warps[i]} consumer warps are not 1, 2 or 3 warpgroups",
+    )
+
+
+def _threads() -> Rule:
+    return Rule(
+        lambda c: c.threads <= c.gpu.threads_per_block,
+        lambda c, i: f"{c.threads[i]} threads exceed {c.gpu.threads_per_block} per block",
+    )
+
+
+def _shared_memory() -> Rule:
+    return Rule(
+        lambda c: c.smem <= c.gpu.smem_per_block,
+        lambda c, i: (
+            f"shared memory {c.smem[i] / KIB:.1f} KiB exceeds {c.gpu.smem_per_block / KIB:.1f} KiB"
+        ),
+    )
+
+
+def _registers() -> Rule:
+    return Rule(
+        lambda c: c.registers <= c.cap,
+        lambda c, i: f"registers {c.registers[i]} per thread exceed {c.cap[i]}",
+    )
+
+
+def _rows_per_warp() -> Rule:
+    """The templates unroll one or two mma tiles of rows a warp."""
+    return Rule(
+        lambda c: np.isin(c.tiles.rows_per_warp, ROWS_PER_WARP),
+        lambda c, i: f"{c.tiles.rows_per_warp[i]} rows per warp are not 16 or 32",
+    )
+
+
+def _resident() -> Rule:
+    return Rule(
+        lambda c: c.blocks_per_sm > 0,
+        lambda c, i: (
+            f"no block fits an SM: {c.threads[i]} threads with {c.launch_registers[i]} registers"
+            f" and {c.smem[i] / KIB:.1f} KiB"
+        ),
+    )
+
+
+def _grid() -> Rule:
+    return Rule(
+        lambda c: c.grid <= MAX_GRID,
+        lambda c, i: f"grid {c.grid[i]} exceeds {MAX_GRID} blocks",
+    )
+
+
+def _warps(case: Case, index: int) -> str:
+    warps = int(case.tiles.warps[index])
+    return f"{warps} warp{'s' * (warps > 1)}"
+
+
+_LIMITS = (_threads(), _shared_memory(), _registers(), _resident(), _grid())
+_MMA = (_whole_mma_rows(), _whole_keys())
+_FORWARD = (_threads(), _shared_memory(), _registers(), _rows_per_warp(), _resident(), _grid())
+_V3 = (_consumers(), _whole_keys(), _instruction_width(), _one_step())
+
+RULES: dict[tuple[str, str], tuple[Rule, ...]] = {
+    ("v1", "fwd"): (*_MMA, _one_stage(), _whole_steps(), *_FORWARD),
+    ("v2", "fwd"): (*_MMA, _one_step(), *_FORWARD),
+    ("v3", "fwd"): (*_V3, _whole_warpgroup_rows(), *_LIMITS),
+    ("v1", "bwd"): (_whole_keys(), _one_stage(), _one_step(), *_LIMITS),
+    ("v2", "bwd"): (_whole_keys(), _one_step(), *_LIMITS),
+    ("v3", "bwd"): (*_V3, *_LIMITS),
+}
+
+
+def broken(case: Case) -> Ints:
+    """For every tile the place of the first rule it breaks, or the number of rules if none."""
+    rules = RULES[case.algo, case.pass_]
+    first = np.full(len(case), len(rules), dtype=np.int64)
+    for place in reversed(range(len(rules))):
+        first[~rules[place].legal(case)] = place
+    return first
+
+
+def sentence(case: Case, index: int, place: int) -> str:
+    """Why tile ``index`` breaks rule ``place``."""
+    return RULES[case.algo, case.pass_][place].sentence(case, index)

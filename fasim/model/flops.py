@@ -1,0 +1,36 @@
+"""Floating-point operations: what the mathematics needs, and what whole tiles execute.
+
+A matmul of (m, k) by (k, n) counts 2 m n k. The forward pass has two of them (QK', PV); the
+backward four that are needed (dV, dP, dQ, dK), and a fifth where S is computed again.
+"""
+
+from __future__ import annotations
+
+from fasim.model.tiles import Ints, Tiles, padded
+from fasim.model.visits import visible_pairs, visits
+from fasim.problem import Problem
+
+USEFUL = {"fwd": (1, 1), "bwd": (2, 2), "train": (3, 3)}  # matmuls over head_dim, over head_dim_v
+RECOMPUTED = {"fwd": (1, 1), "bwd": (3, 2)}
+
+
+def useful(problem: Problem, pass_: str) -> int:
+    """FLOPs over visible (query, key) pairs: 2 (d + d_v) a pair forward, twice that backward."""
+    over_d, over_dv = USEFUL[pass_]
+    per_pair = 2 * (over_d * problem.head_dim + over_dv * problem.head_dim_v)
+    return problem.batch * problem.heads * visible_pairs(problem) * per_pair
+
+
+def executed(problem: Problem, algo: str, pass_: str, tiles: Tiles) -> Ints:
+    """FLOPs the matrix units do: whole tiles, padded head dimensions, S again in flash backward.
+
+    Standard attention masks after its matmul, so it multiplies every pair.
+    """
+    over_d, over_dv = (USEFUL if algo == "standard" else RECOMPUTED)[pass_]
+    heads = problem.batch * problem.heads
+    if algo == "standard":
+        per_pair = 2 * (over_d * problem.head_dim + over_dv * problem.head_dim_v)
+        return 0 * tiles.block_q + heads * problem.seq * problem.seq_kv * per_pair
+    steps = visits(problem, tiles.block_q, tiles.block_kv).steps
+    per_pair = 2 * (over_d * padded(problem.head_dim) + over_dv * padded(problem.head_dim_v))
+    return heads * per_pair * steps * tiles.block_q * tiles.block_kv

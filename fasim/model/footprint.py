@@ -1,0 +1,246 @@
+"""What has to fit: shared memory and registers of a block, HBM of the whole problem.
+
+Symbols: M = block_q, N = block_kv, D, D_v = head dimensions padded to 16, e = bytes an element.
+Shared memory is exact. Registers are a bound from above, to be held against the compiler's report.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from fasim.gpu import Gpu
+from fasim.model.tiles import Ints, Tiles, padded, round_up
+from fasim.problem import Problem
+
+# Registers of a thread besides its accumulators: addresses, loop state, softmax statistics ...
+BASE_REGISTERS = 40
+# ... and the Q, K and V fragments of one mma step: 4 for Q per 16 rows, 4 + 4 for K and V.
+Q_FRAGMENT, KV_FRAGMENTS = 4, 8
+# The same for a backward kernel, which keeps LSE and D of its rows too.
+BACKWARD_REGISTERS = 48
+# V3: what FA3's published tiles leave between their accumulators and the register cap.
+WGMMA_SLACK = 28
+# V3: mbarriers and alignment of the tiles to 1024 bytes.
+BARRIER_BYTES = 1024
+
+DRIVER_BYTES = 6 * 2**30 // 10  # context, code and allocator slack: 0.6 GiB
+MAX_SEQ = 2**31 - 1024  # the longest a Problem may have
+
+
+@dataclass(frozen=True, kw_only=True)
+class HbmBytes:
+    """Bytes that are alive together at the peak of a pass.
+
+    ``saved`` is what the forward pass leaves for the backward: P (standard), O and LSE (flash).
+    """
+
+    inputs: int
+    outputs: int
+    s_and_p: int = 0
+    saved: int = 0
+    workspace: int = 0
+
+    @property
+    def total(self) -> int:
+        return self.inputs + self.outputs + self.s_and_p + self.saved + self.workspace
+
+
+def smem_bytes(problem: Problem, algo: str, pass_: str, tiles: Tiles) -> Ints:
+    """Dynamic shared memory of one block, in bytes."""
+    return np.asarray(_SMEM[algo, pass_](problem, tiles))
+
+
+def registers(problem: Problem, algo: str, pass_: str, tiles: Tiles) -> Ints:
+    """Registers of one thread (V3: of a consumer thread), at least what the compiler will use."""
+    return np.asarray(_REGISTERS[algo, pass_](problem, tiles))
+
+
+def _v1_fwd_smem(problem: Problem, tiles: Tiles) -> Any:
+    """The Q tile, through which O leaves, one K and one V block."""
+    d, dv, e = _dims(problem)
+    return _q_tile(problem, tiles) + tiles.block_kv * (d + dv) * e
+
+
+def _v2_fwd_smem(problem: Problem, tiles: Tiles) -> Any:
+    """The Q tile, through which O leaves, and a ring of 2 x stages slots for K and V."""
+    d, dv, e = _dims(problem)
+    return _q_tile(problem, tiles) + 2 * tiles.stages * tiles.block_kv * max(d, dv) * e
+
+
+def _v3_fwd_smem(problem: Problem, tiles: Tiles) -> Any:
+    """FA3's map: Q, stages of K and V (through V's O leaves), P unless it stays in registers."""
+    d, dv, e = _dims(problem)
+    ring = tiles.stages * tiles.block_kv * (d + dv) * e
+    p_tile = tiles.block_q * tiles.block_kv * e * tiles.p_shared
+    return tiles.block_q * d * e + ring + p_tile + BARRIER_BYTES
+
+
+def _q_tile(problem: Problem, tiles: Tiles) -> Any:
+    d, dv, e = _dims(problem)
+    return tiles.block_q * max(d * e, dv * problem.out_bytes)
+
+
+def _mma_bwd_smem(problem: Problem, tiles: Tiles) -> Any:
+    """FA2's map: K and V stay, stages of Q, one dO, then P and dS."""
+    d, dv, e = _dims(problem)
+    m, n = tiles.block_q, tiles.block_kv
+    return (n * (d + dv) + m * (tiles.stages * d + dv) + 2 * m * n) * e
+
+
+def _v3_bwd_smem(problem: Problem, tiles: Tiles) -> Any:
+    """FA3's map: K and V stay, stages of Q and dO, dS, and an fp32 slab through which dQ leaves."""
+    d, dv, e = _dims(problem)
+    m, n = tiles.block_q, tiles.block_kv
+    shared = n * (d + dv) + tiles.stages * m * (d + dv) + m * n
+    return shared * e + m * d * 4 + BARRIER_BYTES
+
+
+def _mma_fwd_registers(problem: Problem, tiles: Tiles) -> Any:
+    """fp32 accumulators of O and S (P packs into S), fragments, the rest."""
+    rows = tiles.rows_per_warp
+    accumulators = rows * padded(problem.head_dim_v) // 32 + rows * tiles.step_kv // 32
+    return accumulators + Q_FRAGMENT * (rows // 16) + KV_FRAGMENTS + BASE_REGISTERS
+
+
+def _mma_bwd_registers(problem: Problem, tiles: Tiles) -> Any:
+    return _bwd_accumulators(problem, tiles) + BACKWARD_REGISTERS
+
+
+def _v3_fwd_registers(problem: Problem, tiles: Tiles) -> Any:
+    """A warpgroup of 128 threads owns 64 rows: S N/2, O D_v/2, P N e/8 unless it is in shared."""
+    p = tiles.block_kv * problem.element_bytes // 8 * ~tiles.p_shared
+    return tiles.block_kv // 2 + padded(problem.head_dim_v) // 2 + p + WGMMA_SLACK
+
+
+def _v3_bwd_registers(problem: Problem, tiles: Tiles) -> Any:
+    return _bwd_accumulators(problem, tiles) + WGMMA_SLACK
+
+
+def _bwd_accumulators(problem: Problem, tiles: Tiles) -> Any:
+    """dK and dV for the whole pass, and the larger of S with dP and of dQ."""
+    d, dv, _ = _dims(problem)
+    m, n = tiles.block_q, tiles.block_kv
+    return (n * (d + dv) + np.maximum(2 * m * n, m * d)) // tiles.threads
+
+
+def _dims(problem: Problem) -> tuple[int, int, int]:
+    return padded(problem.head_dim), padded(problem.head_dim_v), problem.element_bytes
+
+
+_Count = Callable[[Problem, Tiles], Any]
+_SMEM: dict[tuple[str, str], _Count] = {
+    ("v1", "fwd"): _v1_fwd_smem,
+    ("v2", "fwd"): _v2_fwd_smem,
+    ("v3", "fwd"): _v3_fwd_smem,
+    ("v1", "bwd"): _mma_bwd_smem,
+    ("v2", "bwd"): _mma_bwd_smem,
+    ("v3", "bwd"): _v3_bwd_smem,
+}
+_REGISTERS: dict[tuple[str, str], _Count] = {
+    ("v1", "fwd"): _mma_fwd_registers,
+    ("v2", "fwd"): _mma_fwd_registers,
+    ("v3", "fwd"): _v3_fwd_registers,
+    ("v1", "bwd"): _mma_bwd_registers,
+    ("v2", "bwd"): _mma_bwd_registers,
+    ("v3", "bwd"): _v3_bwd_registers,
+}
+
+
+@dataclass(frozen=True)
+class Tensors:
+    """Bytes of every array an attention call may touch."""
+
+    q: int
+    k: int
+    v: int
+    o: int
+    lse: int
+    scores: int  # one seq x seq_kv matrix per head, as standard attention stores S or P
+
+    @classmethod
+    def of(cls, problem: Problem) -> Tensors:
+        p, e = problem, problem.element_bytes
+        rows, keys = p.batch * p.heads * p.seq, p.batch * p.kv_heads * p.seq_kv
+        score_bytes = p.out_bytes if p.dtype == "e4m3" else e
+        return cls(
+            q=rows * p.head_dim * e,
+            k=keys * p.head_dim * e,
+            v=keys * p.head_dim_v * e,
+            o=rows * p.head_dim_v * p.out_bytes,
+            lse=rows * 4,
+            scores=rows * p.seq_kv * score_bytes,
+        )
+
+    @property
+    def kv(self) -> int:
+        return self.k + self.v
+
+
+def compulsory(problem: Problem) -> int:
+    """Bytes no forward pass can avoid: Q, K and V read once, O written once."""
+    t = Tensors.of(problem)
+    return t.q + t.kv + t.o
+
+
+def hbm(problem: Problem, algo: str, pass_: str) -> HbmBytes:
+    """HBM that the pass needs at its peak, in bytes."""
+    return (_standard_hbm if algo == "standard" else _flash_hbm)(problem, algo, pass_)
+
+
+def _standard_hbm(problem: Problem, algo: str, pass_: str) -> HbmBytes:
+    """S and P live together forward; P, dP and dS backward."""
+    t = Tensors.of(problem)
+    if pass_ == "fwd":
+        return HbmBytes(inputs=t.q + t.kv, outputs=t.o, s_and_p=2 * t.scores)
+    outputs = t.q + t.kv + (t.o if pass_ == "train" else 0)
+    return HbmBytes(inputs=t.q + t.kv + t.o, outputs=outputs, s_and_p=2 * t.scores, saved=t.scores)
+
+
+def _flash_hbm(problem: Problem, algo: str, pass_: str) -> HbmBytes:
+    """O and LSE are all that a backward pass needs besides its inputs."""
+    t = Tensors.of(problem)
+    forward = _v1_workspace(problem) if algo == "v1" else 0
+    if pass_ == "fwd":
+        return HbmBytes(inputs=t.q + t.kv, outputs=t.o + t.lse, workspace=forward)
+    backward = _dq_workspace(problem)
+    return HbmBytes(
+        inputs=t.q + t.kv + t.o,  # dO is as large as O
+        outputs=t.q + t.kv,
+        saved=t.o + t.lse,
+        workspace=max(forward, backward) if pass_ == "train" else backward,
+    )
+
+
+def _v1_workspace(problem: Problem) -> int:
+    """V1 keeps O, m and l in HBM between its steps, in fp32."""
+    return problem.batch * problem.heads * problem.seq * 4 * (problem.head_dim_v + 2)
+
+
+def _dq_workspace(problem: Problem) -> int:
+    """dQ accumulates in fp32 over rows padded to 128; D = rowsum(dO * O) is a float a row."""
+    rows = problem.batch * problem.heads * int(round_up(problem.seq, 128))
+    return rows * 4 * padded(problem.head_dim) + problem.batch * problem.heads * problem.seq * 4
+
+
+def budget(gpu: Gpu, reserve: int = 0) -> int:
+    """HBM bytes left for attention: capacity less 0.6 GiB for the driver and ``reserve``."""
+    return gpu.hbm_bytes - DRIVER_BYTES - reserve
+
+
+def max_seq(problem: Problem, algo: str, pass_: str, gpu: Gpu, reserve: int = 0) -> int:
+    """Longest ``seq`` that fits (``seq_kv`` moves along where both are equal); 0 if none does."""
+    limit = budget(gpu, reserve)
+
+    def fits(seq: int) -> bool:
+        seq_kv = seq if problem.seq_kv == problem.seq else problem.seq_kv
+        return hbm(replace(problem, seq=seq, seq_kv=seq_kv), algo, pass_).total <= limit
+
+    low, high = 0, MAX_SEQ
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle - 1)
+    return low

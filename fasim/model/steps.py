@@ -1,0 +1,180 @@
+"""Clocks of one step: one q tile against one K/V tile on one SM, pipe by pipe.
+
+Symbols: M = block_q, N = block_kv, D, D_v = padded head dimensions, e = bytes an element. Every
+term is work over rate, as if its pipe had the SM to itself; timeline.py combines them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from fasim.model.silicon import Rates
+from fasim.model.tiles import Reals, Tiles, padded
+from fasim.problem import Problem
+
+# Instructions an element of S costs besides its exponential: max, fused multiply-add, add, half a
+# conversion, and the issue of ex2 itself.
+SOFTMAX_INSTRUCTIONS = 5.5
+# Backward: multiply-add, issue of ex2, dP - D, product with P, two half conversions.
+BACKWARD_INSTRUCTIONS = 6.0
+# Share of the shorter of exponentials and other instructions that shows beside the longer.
+# Fitted to one measurement: 1246 clocks for a 128 x 128 online softmax on an H200.
+ISSUE_SHOWS = 0.3
+# e4m3: one conversion is two instructions. From the same loop with e4m3 P: 1395 clocks.
+E4M3_SOFTMAX = 1.12
+# fp32 fragments are read 16 or 8 bytes a lane with 4 lanes apart: an eighth of a wavefront is new.
+FP32_REREAD = 8
+# fp32 reductions into L2 (dQ of the backward) against reads: 3.7 of 9 TB/s measured on an H200.
+REDUCE_SHARE = 0.4
+WARPGROUP = 4  # warps
+
+
+@dataclass(frozen=True)
+class Step:
+    """Clocks per pipe, arrays as long as the tiles."""
+
+    tensor: Reals
+    softmax: Reals
+    smem: Reals
+    l2: Reals
+    fill_bytes: Any  # that one step loads
+
+    @property
+    def longest(self) -> Reals:
+        on_chip = np.maximum(self.tensor, np.maximum(self.softmax, self.smem))
+        return np.asarray(np.maximum(on_chip, self.l2))
+
+    @property
+    def serial(self) -> Reals:
+        """Every phase after the other, the copies aside."""
+        return self.tensor + self.softmax + self.smem
+
+
+def step(problem: Problem, rates: Rates, algo: str, pass_: str, tiles: Tiles) -> Step:
+    """The pipes of one step of a flash kernel."""
+    return _STEPS[algo, pass_](_Shape(problem, tiles), rates)
+
+
+class _Shape:
+    def __init__(self, problem: Problem, tiles: Tiles) -> None:
+        self.tiles = tiles
+        self.m, self.n = tiles.block_q, tiles.block_kv
+        self.d, self.dv = padded(problem.head_dim), padded(problem.head_dim_v)
+        self.e, self.dtype = problem.element_bytes, problem.dtype
+        self.scores = self.m * self.n
+        self.kv_bytes = self.n * (self.d + self.dv) * self.e
+        self.q_bytes = self.m * self.d * self.e
+        self.rows_bytes = self.m * (self.d + self.dv) * self.e  # Q and dO
+
+    @property
+    def groups(self) -> Any:
+        """Consumer warpgroups of V3."""
+        return self.tiles.warps // WARPGROUP
+
+
+def _busy(shape: _Shape) -> Any:
+    """Share of the four schedulers that have a warp at all."""
+    return np.minimum(1.0, shape.tiles.warps * np.maximum(shape.tiles.blocks_per_sm, 1) / 4)
+
+
+def _softmax(shape: _Shape, rates: Rates) -> Any:
+    """Exponentials beside the other instructions, with the rescaling of O."""
+    exponentials = shape.scores / rates.mufu
+    issue = (SOFTMAX_INSTRUCTIONS * shape.scores + shape.m * shape.dv) / rates.lanes
+    return _beside(exponentials, issue) * (E4M3_SOFTMAX if shape.dtype == "e4m3" else 1.0)
+
+
+def _softmax_bwd(shape: _Shape, rates: Rates) -> Any:
+    exponentials = shape.scores / rates.mufu
+    return _beside(exponentials, BACKWARD_INSTRUCTIONS * shape.scores / rates.lanes)
+
+
+def _beside(a: Any, b: Any) -> Any:
+    return np.maximum(a, b) + ISSUE_SHOWS * np.minimum(a, b)
+
+
+def _mma_fwd(shape: _Shape, rates: Rates) -> Step:
+    """Every warp reads all of K and V and its own rows of Q, Q once per step_kv keys."""
+    reread = FP32_REREAD if shape.dtype == "fp32" else 1
+    q_reads = shape.q_bytes * (shape.n // shape.tiles.step_kv)
+    smem = shape.tiles.warps * shape.kv_bytes * reread + q_reads + shape.kv_bytes
+    busy = _busy(shape)
+    return Step(
+        tensor=2 * shape.scores * (shape.d + shape.dv) / rates.matmul_flops / busy,
+        softmax=_softmax(shape, rates) / busy,
+        smem=smem / rates.smem_bytes,
+        l2=shape.kv_bytes / rates.l2_bytes,
+        fill_bytes=shape.kv_bytes,
+    )
+
+
+def _v1_fwd(shape: _Shape, rates: Rates) -> Step:
+    """V2's step, but a Q tile arrives instead of K and V; timeline.py adds the copies."""
+    step = _mma_fwd(shape, rates)
+    arriving = (shape.q_bytes - shape.kv_bytes) / rates.smem_bytes
+    return replace(step, smem=step.smem + arriving, l2=0 * step.l2)
+
+
+def _v1_bwd(shape: _Shape, rates: Rates) -> Step:
+    step = _mma_bwd(shape, rates)
+    return replace(step, l2=0 * step.l2)
+
+
+def _wgmma_fwd(shape: _Shape, rates: Rates) -> Step:
+    """Every warpgroup reads K and V from shared memory, and Q; P too where it lies there."""
+    p_bytes = np.where(shape.tiles.p_shared, 2 * shape.scores * shape.e, 0)
+    smem = shape.groups * shape.kv_bytes + shape.q_bytes + p_bytes + shape.kv_bytes
+    return Step(
+        tensor=2 * shape.scores * (shape.d + shape.dv) / rates.matmul_flops,
+        softmax=_softmax(shape, rates),
+        smem=smem / rates.smem_bytes,
+        l2=shape.kv_bytes / rates.l2_bytes,
+        fill_bytes=shape.kv_bytes,
+    )
+
+
+def _bwd(shape: _Shape, rates: Rates, smem: Any) -> Step:
+    """Five matmuls; Q and dO arrive, dQ leaves as an fp32 reduction into L2."""
+    reduced = 4 * shape.m * shape.d / (REDUCE_SHARE * rates.l2_bytes)
+    flops = 2 * shape.scores * (3 * shape.d + 2 * shape.dv)
+    return Step(
+        tensor=flops / rates.matmul_flops,
+        softmax=_softmax_bwd(shape, rates),
+        smem=smem / rates.smem_bytes,
+        l2=shape.rows_bytes / rates.l2_bytes + reduced,
+        fill_bytes=shape.rows_bytes,
+    )
+
+
+def _mma_bwd(shape: _Shape, rates: Rates) -> Step:
+    """Warps in a square read an operand sqrt(warps) times; P and dS pass through shared memory."""
+    m, n, d, dv = shape.m, shape.n, shape.d, shape.dv
+    over_d, over_dv, over_m, over_n = d * (m + n), dv * (m + n), m * (2 * n + d + dv), n * (m + d)
+    operands = (over_d + over_dv + over_m + over_n) * np.sqrt(shape.tiles.warps)
+    reread = FP32_REREAD if shape.dtype == "fp32" else 1
+    written = 2 * shape.scores * shape.e + shape.rows_bytes
+    return _bwd(shape, rates, operands * shape.e * reread + written)
+
+
+def _wgmma_bwd(shape: _Shape, rates: Rates) -> Step:
+    """Every warpgroup reads Q twice, dO twice and K once; K, V and dS are read once as the other
+    operand; dS and the fp32 slab of dQ are written, the slab is read to leave."""
+    k_bytes, ds_bytes = shape.n * shape.d * shape.e, shape.scores * shape.e
+    per_group = 2 * shape.rows_bytes + k_bytes
+    slab = 2 * 4 * shape.m * shape.d
+    once = shape.kv_bytes + 2 * ds_bytes + slab + shape.rows_bytes
+    return _bwd(shape, rates, shape.groups * per_group + once)
+
+
+_STEPS: dict[tuple[str, str], Callable[[_Shape, Rates], Step]] = {
+    ("v1", "fwd"): _v1_fwd,
+    ("v2", "fwd"): _mma_fwd,
+    ("v3", "fwd"): _wgmma_fwd,
+    ("v1", "bwd"): _v1_bwd,
+    ("v2", "bwd"): _mma_bwd,
+    ("v3", "bwd"): _wgmma_bwd,
+}

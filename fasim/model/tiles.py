@@ -1,0 +1,93 @@
+"""Many tiles at once: a struct of arrays, one entry per candidate."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fasim.plan import WARP, Tile
+
+Ints = npt.NDArray[np.int64]
+Reals = npt.NDArray[np.float64]
+Bools = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tiles:
+    """Equally long arrays of what a Tile holds; ``step_kv`` is resolved, never 0."""
+
+    block_q: Ints
+    block_kv: Ints
+    stages: Ints
+    warps: Ints
+    step_kv: Ints
+    p_shared: Bools
+    blocks_per_sm: Ints
+
+    @classmethod
+    def of(cls, tiles: Sequence[Tile]) -> Tiles:
+        return cls(
+            block_q=_ints(t.block_q for t in tiles),
+            block_kv=_ints(t.block_kv for t in tiles),
+            stages=_ints(t.stages for t in tiles),
+            warps=_ints(t.warps for t in tiles),
+            step_kv=_ints(t.keys_per_step for t in tiles),
+            p_shared=np.array([t.p_in == "shared" for t in tiles], dtype=np.bool_),
+            blocks_per_sm=_ints(t.blocks_per_sm for t in tiles),
+        )
+
+    def __len__(self) -> int:
+        return len(self.block_q)
+
+    def tile(self, index: int) -> Tile:
+        """One entry as a Tile; ``step_kv`` 0 where it equals ``block_kv``."""
+        step, keys = int(self.step_kv[index]), int(self.block_kv[index])
+        return Tile(
+            block_q=int(self.block_q[index]),
+            block_kv=keys,
+            stages=int(self.stages[index]),
+            warps=int(self.warps[index]),
+            step_kv=0 if step == keys else step,
+            p_in="shared" if self.p_shared[index] else "registers",
+            blocks_per_sm=int(self.blocks_per_sm[index]),
+        )
+
+    def take(self, where: npt.NDArray[Any]) -> Tiles:
+        """The entries that a mask or an array of indices names."""
+        return Tiles(**{f.name: getattr(self, f.name)[where] for f in fields(self)})
+
+    def resident(self, blocks_per_sm: Ints) -> Tiles:
+        """The same tiles with another residency."""
+        return replace(self, blocks_per_sm=blocks_per_sm)
+
+    @property
+    def threads(self) -> Ints:
+        """Threads that compute; V3 adds a producer warpgroup to them."""
+        return self.warps * WARP
+
+    @property
+    def rows_per_warp(self) -> Ints:
+        return self.block_q // self.warps
+
+
+def _ints(values: Any) -> Ints:
+    return np.fromiter(values, dtype=np.int64)
+
+
+def ceil_div(a: Any, b: Any) -> Any:
+    """Ceiling of a / b for whole numbers or arrays of them, b positive."""
+    return -(-a // b)
+
+
+def round_up(a: Any, granule: Any) -> Any:
+    """The smallest multiple of ``granule`` that is at least ``a``."""
+    return ceil_div(a, granule) * granule
+
+
+def padded(head_dim: int) -> int:
+    """A head dimension as the kernels hold it: a multiple of 16, the k of one mma."""
+    return int(round_up(head_dim, 16))

@@ -1,0 +1,291 @@
+"""Seconds: step -> block -> waves or makespan -> launch.
+
+Three answers a tile: what is likely, ``low`` if every pipe overlapped perfectly, ``high`` if none
+did. All constants stand at the top of their module; each is one number for a whole kernel family.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from fasim.gpu import Gpu
+from fasim.model import traffic
+from fasim.model.footprint import Tensors
+from fasim.model.silicon import Rates, rates
+from fasim.model.steps import Step, step
+from fasim.model.tiles import Ints, Reals, Tiles, ceil_div
+from fasim.model.visits import visits
+from fasim.problem import Problem
+
+Law = Callable[[Any], Any]  # clocks of a step, by the blocks resident on its SM
+
+TERMS = ("tensor", "mufu", "smem", "l2", "hbm", "launch")
+
+# ---- mma.sync kernels (V1, V2) ----
+# Share of the shorter of matmul and operand reads that shows inside one warp's stream.
+READS_SHOW = 0.1
+# Share of the softmax that very many independent blocks of an SM would hide; n hide 1 - 1/n of it.
+HIDDEN = 0.1
+# Barriers, pipeline ramps and row reductions of one step of one block.
+SYNC_CLOCKS = {"fwd": 300.0, "bwd": 2000.0}
+# A block's life outside its steps: its start, first loads, last stores.
+MMA_BLOCK_CLOCKS = 6000.0
+# ---- wgmma kernels (V3): a warpgroup's softmax runs under the other's matmul ----
+# Share of the shorter of the two that still shows, clocks of a step's barriers, of a block's life.
+WGMMA_SHOWS = 0.2
+WGMMA_SYNC_CLOCKS = 60.0
+WGMMA_BLOCK_CLOCKS = 2000.0
+# ---- standard attention: share of the peak that a library's batched matmul reaches ----
+LIBRARY_MATMUL = 0.75
+# How many SMs' worth of HBM bandwidth one SM can draw when the others are idle.
+SOLO_DRAW = 2.0
+
+
+@dataclass(frozen=True)
+class Times:
+    """Seconds of one launch or pass: likely, perfect overlap, none; what binds; seconds by pipe."""
+
+    seconds: Any
+    low: Any
+    high: Any
+    bound: Any
+    terms: Mapping[str, Any]
+
+    @classmethod
+    def of(cls, seconds: Reals, low: Reals, high: Reals, terms: Mapping[str, Reals]) -> Times:
+        stacked = np.stack([terms[name] for name in TERMS])
+        bound = np.array(TERMS)[stacked.argmax(axis=0)]
+        return cls(seconds, np.minimum(low, seconds), np.maximum(high, seconds), bound, terms)
+
+    def at(self, index: int) -> Times:
+        """One entry of the arrays, as Python numbers."""
+        terms = {name: float(value[index]) for name, value in self.terms.items()}
+        seconds, low, high = (float(x[index]) for x in (self.seconds, self.low, self.high))
+        return Times(seconds, low, high, str(self.bound[index]), terms)
+
+
+def predict(
+    problem: Problem, gpu: Gpu, algo: str, pass_: str, tiles: Tiles, blocks_per_sm: Ints
+) -> Times:
+    """Seconds of one pass, arrays as long as ``tiles`` (standard attention has no use for them)."""
+    speed = rates(gpu, algo, problem)
+    if algo == "standard":
+        return _standard(problem, gpu, pass_, tiles, speed)
+    tiles = tiles.resident(np.maximum(blocks_per_sm, 1))
+    return _Flash(problem, gpu, algo, pass_, tiles, speed).times()
+
+
+class _Flash:
+    """One flash pass over many tiles."""
+
+    def __init__(
+        self, problem: Problem, gpu: Gpu, algo: str, pass_: str, tiles: Tiles, speed: Rates
+    ) -> None:
+        self.problem, self.tiles, self.speed = problem, tiles, speed
+        self.algo, self.pass_, self.background = algo, pass_, gpu.cp_async
+        self.step = step(problem, speed, algo, pass_, tiles)
+        self.seen = visits(problem, tiles.block_q, tiles.block_kv)
+        self.heads = problem.batch * problem.heads
+        self.issued = traffic.issued(problem, algo, pass_, tiles)
+        self.dram = traffic.dram(problem, gpu, algo, pass_, tiles, tiles.blocks_per_sm)
+
+    def times(self) -> Times:
+        aside = self._aside_s()
+        hbm = self.dram.total / self.speed.hbm_bytes_s
+        clocks = [self._clocks(law) for law in (self._likely, self._perfect, self._none)]
+        likely, low, high = (c / self.speed.clock_hz for c in clocks)
+        main = np.maximum(hbm - aside, 0)
+        launch = self._launches() * self.speed.launch_s + aside
+        return Times.of(
+            launch + np.maximum(likely, main),
+            launch + np.maximum(low, main),
+            launch + high + main,
+            self._terms(hbm),
+        )
+
+    def _launches(self) -> int:
+        """A backward of V2 or V3 prepares D before and rounds dQ after its main kernel."""
+        return 3 if self.pass_ == "bwd" and self.algo != "v1" else 1
+
+    def _aside_s(self) -> float:
+        """Seconds of those two passes, bound by HBM."""
+        if self._launches() == 1:
+            return 0.0
+        t = Tensors.of(self.problem)
+        return (2 * t.o + t.q + 2 * _fp32_q(self.problem)) / self.speed.hbm_bytes_s
+
+    def _terms(self, hbm: Reals) -> dict[str, Reals]:
+        s, per_clock = self.step, self.heads / (self.speed.sms * self.speed.clock_hz)
+        steps = self.seen.steps * per_clock
+        l2_s = self.issued.total / (self.speed.l2_bytes * self.speed.sms * self.speed.clock_hz)
+        launch = np.full(len(self.tiles), self._launches() * self.speed.launch_s)
+        pipes = {"tensor": steps * s.tensor, "mufu": steps * s.softmax, "smem": steps * s.smem}
+        return pipes | {"l2": np.maximum(l2_s, steps * s.l2), "hbm": hbm, "launch": launch}
+
+    # ---- step: clocks of an SM a step, with ``resident`` blocks on it ----
+
+    def _likely(self, resident: Any) -> Any:
+        s = self.step
+        if self.algo == "v3":
+            longest = np.maximum(np.maximum(s.tensor, s.softmax), s.smem)
+            clocks = longest + WGMMA_SHOWS * np.minimum(s.tensor, s.softmax) + WGMMA_SYNC_CLOCKS
+            return np.maximum(clocks, s.l2)
+        independent = self._independent(resident)
+        shown = 1 - HIDDEN * (1 - 1 / independent)
+        waits = (SYNC_CLOCKS[self.pass_] + self._exposed()) / independent
+        return np.maximum(_matmul(s) + shown * s.softmax + waits, s.l2)
+
+    def _perfect(self, resident: Any) -> Any:
+        return self.step.longest + 0 * resident
+
+    def _none(self, resident: Any) -> Any:
+        sync = WGMMA_SYNC_CLOCKS if self.algo == "v3" else SYNC_CLOCKS[self.pass_]
+        return self.step.serial + self.step.l2 + sync + 0 * resident
+
+    def _independent(self, resident: Any) -> Any:
+        """Blocks that fill each other's waits on a scheduler: a block needs a warp on each."""
+        return np.maximum(1.0, np.minimum(resident, resident * self.tiles.warps / 4))
+
+    def _exposed(self) -> Any:
+        """Clocks a block waits for K and V, which come ``stages - 1`` steps and part of one ahead:
+        K while PV runs, V while S and the softmax run. V1 waits for all it copies."""
+        s, half = self.step, self.step.tensor / 2
+        if self.algo == "v1":
+            return np.zeros(len(self.tiles))
+        arrival = self.speed.l2_latency + self.step.fill_bytes / 2 / self.speed.l2_bytes
+        ahead = (self.tiles.stages - 1) * s.serial if self.background else -half
+        for_k = np.maximum(0, arrival - ahead - half)
+        return for_k + np.maximum(0, arrival - ahead - half - s.softmax * self.background)
+
+    # ---- block and launch ----
+
+    def _clocks(self, law: Law) -> Reals:
+        """Clocks of the main kernel when a step costs what ``law`` says."""
+        if self.algo == "v1":
+            return self._one_block_a_head(law)
+        blocks = self.heads * (self.seen.q_tiles if self.pass_ == "fwd" else self.seen.kv_tiles)
+        uniform = self.problem.mask == "full"
+        return self._waves(law, blocks) if uniform else self._makespan(law, blocks)
+
+    def _waves(self, law: Law, blocks: Ints) -> Reals:
+        """Equal blocks: whole waves, and a last one that may leave SMs with fewer blocks."""
+        full = self.tiles.blocks_per_sm
+        waves, rest = np.divmod(blocks, self.speed.sms * full)
+        last = ceil_div(rest, self.speed.sms)
+        whole = np.where(waves > 0, waves * full * self._block(law, full), 0.0)
+        return whole + np.where(last > 0, last * self._block(law, np.maximum(last, 1)), 0.0)
+
+    def _makespan(self, law: Law, blocks: Ints) -> Reals:
+        """Unequal blocks, the longest first: the mean load of an SM and half a mean block for the
+        ragged end, but never less than the longest block alone."""
+        resident = np.clip(ceil_div(blocks, self.speed.sms), 1, self.tiles.blocks_per_sm)
+        mean = self._block(law, resident)
+        longest = self._block(law, np.ones_like(resident), self.seen.longest)
+        tail = np.where(blocks > self.speed.sms, 0.5 * resident * mean, 0.0)
+        load = np.maximum(blocks / self.speed.sms, 1.0) * mean + tail
+        return np.where(blocks > 0, np.maximum(load, longest), 0.0)
+
+    def _block(self, law: Law, resident: Any, steps: Any = None) -> Any:
+        """Clocks of an SM a block: its steps (the mean unless given) and its life around them."""
+        per_block = self.seen.q_tiles if self.pass_ == "fwd" else self.seen.kv_tiles
+        if steps is None:
+            steps = self.seen.steps / np.maximum(per_block, 1)
+        life = WGMMA_BLOCK_CLOCKS if self.algo == "v3" else MMA_BLOCK_CLOCKS
+        ends = (life + self.step.serial / 2) / self._independent(resident)
+        return steps * law(resident) + ends + self._ends_bytes() / self.speed.l2_bytes
+
+    def _ends_bytes(self) -> Ints:
+        """What a block loads before its first step and stores after its last."""
+        p = self.problem
+        both = p.head_dim * p.element_bytes + p.head_dim_v * p.out_bytes
+        if self.pass_ == "fwd":
+            return self.tiles.block_q * both
+        return self.tiles.block_kv * 2 * both
+
+    def _one_block_a_head(self, law: Law) -> Reals:
+        """V1: nothing overlaps inside a block; its copies add to its steps."""
+        s, seen, speed = self.step, self.seen, self.speed
+        full = self.tiles.blocks_per_sm
+        waves, rest = np.divmod(self.heads, speed.sms * full)
+        last = ceil_div(rest, speed.sms)
+        turns = waves * full * self._head(law, full)
+        turns = turns + np.where(last > 0, last * self._head(law, np.maximum(last, 1)), 0.0)
+        active = np.minimum(1.0, self.heads / speed.sms)
+        l2 = self.issued.total / (speed.l2_bytes * speed.sms * active)
+        drawn = np.minimum(1.0, SOLO_DRAW * active)
+        hbm = self.dram.total / (speed.hbm_bytes_s * drawn) * speed.clock_hz
+        busy = (seen.q_tiles > 0) & (s.tensor > 0)
+        return np.where(busy, turns + np.maximum(l2, hbm), 0.0)
+
+    def _head(self, law: Law, resident: Any) -> Any:
+        """Clocks of an SM a head, besides the bytes: every step waits for loads and for stores."""
+        seen = self.seen
+        latency = 2 * self.speed.l2_latency / self._independent(resident)
+        visited = seen.steps + seen.blind
+        return seen.steps * law(resident) + visited * latency + MMA_BLOCK_CLOCKS
+
+
+def _matmul(s: Step) -> Any:
+    """Matmul and the reads of its operands in one warp's stream."""
+    return np.maximum(s.tensor, s.smem) + READS_SHOW * np.minimum(s.tensor, s.smem)
+
+
+def _fp32_q(problem: Problem) -> int:
+    return problem.batch * problem.heads * problem.seq * problem.head_dim * 4
+
+
+# ---- standard attention -------------------------------------------------------------------------
+
+
+def _standard(problem: Problem, gpu: Gpu, pass_: str, tiles: Tiles, speed: Rates) -> Times:
+    """Unfused launches one after the other, each bound by its matmul or by its bytes."""
+    launches = _standard_launches(problem, pass_)
+    scores = Tensors.of(problem).scores
+    in_l2 = scores <= traffic.L2_SHARE * gpu.l2_bytes
+    score_rate = speed.l2_bytes * speed.sms * speed.clock_hz if in_l2 else speed.hbm_bytes_s
+    peak = speed.matmul_flops * speed.sms * speed.clock_hz
+    matmul = [flops / peak for flops, _, _ in launches]
+    memory = [
+        passes * scores / score_rate + rest / speed.hbm_bytes_s for _, passes, rest in launches
+    ]
+    start = len(launches) * speed.launch_s
+    likely = sum(max(m / LIBRARY_MATMUL, b) for m, b in zip(matmul, memory, strict=True))
+    terms = _standard_terms(problem, speed, pass_, sum(matmul), sum(memory), in_l2) | {
+        "launch": start
+    }
+    ones = np.ones(len(tiles))
+    return Times.of(
+        ones * (start + likely),
+        ones * (start + max(sum(matmul), sum(memory))),
+        ones * (start + sum(matmul) / LIBRARY_MATMUL + sum(memory)),
+        {name: ones * terms[name] for name in TERMS},
+    )
+
+
+def _standard_terms(
+    problem: Problem, speed: Rates, pass_: str, matmul: float, memory: float, in_l2: bool
+) -> dict[str, float]:
+    heads = problem.batch * problem.heads
+    exponentials = heads * problem.seq * problem.seq_kv * (pass_ == "fwd")
+    mufu = exponentials / (speed.mufu * speed.sms * speed.clock_hz)
+    levels = {"l2": memory, "hbm": 0.0} if in_l2 else {"l2": 0.0, "hbm": memory}
+    return {"tensor": matmul, "mufu": mufu, "smem": 0.0, **levels}
+
+
+def _standard_launches(problem: Problem, pass_: str) -> list[tuple[int, int, int]]:
+    """(FLOPs, passes over a score matrix, other bytes) of every launch."""
+    t, pairs = Tensors.of(problem), problem.batch * problem.heads * problem.seq * problem.seq_kv
+    over_d, over_dv = 2 * pairs * problem.head_dim, 2 * pairs * problem.head_dim_v
+    forward = [(over_d, 1, t.q + t.k), (0, 2, 0), (over_dv, 1, t.v + t.o)]
+    backward = [
+        (over_dv, 1, t.o + t.v),  # dV = P' dO
+        (over_dv, 1, t.o + t.v),  # dP = dO V'
+        (0, 3, 0),  # dS from P and dP
+        (over_d, 1, t.k + t.q),  # dQ = dS K
+        (over_d, 1, t.q + t.k),  # dK = dS' Q
+    ]
+    return {"fwd": forward, "bwd": backward}[pass_]

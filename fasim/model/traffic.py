@@ -1,0 +1,261 @@
+"""Bytes that move, of two kinds: issued, and DRAM.
+
+*Issued* counts every byte that a global load, store or reduction names, tails clipped to the
+tensors: exact whole numbers, the sum over all blocks. *DRAM* is an estimate of what is left for HBM
+after the L2 cache has served what it still holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from fasim.gpu import Gpu
+from fasim.model.footprint import Tensors
+from fasim.model.tiles import Ints, Tiles, ceil_div, padded
+from fasim.model.visits import Visits, visits
+from fasim.problem import Problem
+
+# Share of the L2 that a working set may fill and still be found there again.
+L2_SHARE = 0.7
+# Extra K/V fetches of blocks that drift apart while they walk the same keys.
+DRIFT = 0.1
+
+
+@dataclass(frozen=True)
+class Bytes:
+    """Bytes read and written, in all and (issued only) by tensor; whole numbers or arrays."""
+
+    read: Any
+    write: Any
+    reads: Mapping[str, Any] = field(default_factory=dict)
+    writes: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def by_tensor(cls, reads: Mapping[str, Any], writes: Mapping[str, Any]) -> Bytes:
+        return cls(sum(reads.values()), sum(writes.values()), reads, writes)
+
+    @property
+    def total(self) -> Any:
+        return self.read + self.write
+
+    def at(self, index: int) -> Bytes:
+        """One entry of the arrays, as Python integers."""
+        return Bytes(
+            _pick(self.read, index),
+            _pick(self.write, index),
+            {name: _pick(b, index) for name, b in self.reads.items()},
+            {name: _pick(b, index) for name, b in self.writes.items()},
+        )
+
+
+def _pick(value: Any, index: int) -> int:
+    return int(value[index]) if isinstance(value, np.ndarray) else int(value)
+
+
+def issued(problem: Problem, algo: str, pass_: str, tiles: Tiles) -> Bytes:
+    """Bytes named by the kernels of one pass; arrays as long as ``tiles`` except for standard."""
+    if algo == "standard":
+        return _standard(problem, pass_)
+    seen = visits(problem, tiles.block_q, tiles.block_kv)
+    return _ISSUED[algo, pass_](problem, seen)
+
+
+def _standard(problem: Problem, pass_: str) -> Bytes:
+    """Unfused launches, scale and mask inside the softmax: 4 passes over S or P, backward 7."""
+    t = Tensors.of(problem)
+    forward = Bytes.by_tensor(
+        {"q": t.q, "k": t.k, "v": t.v, "s": t.scores, "p": t.scores},
+        {"s": t.scores, "p": t.scores, "o": t.o},
+    )
+    backward = Bytes.by_tensor(
+        {"q": t.q, "k": t.k, "v": t.v, "do": 2 * t.o}
+        | {"p": 2 * t.scores, "dp": t.scores, "ds": 2 * t.scores},
+        {"dq": t.q, "dk": t.k, "dv": t.v, "dp": t.scores, "ds": t.scores},
+    )
+    return {"fwd": forward, "bwd": backward}[pass_]
+
+
+def _v1_fwd(problem: Problem, seen: Visits) -> Bytes:
+    """Outer loop over K/V blocks, each loaded once a query head; inner over the q blocks that see
+    it. O, m and l come back from HBM except in a q block's first step; its last writes O and LSE.
+    """
+    p, e, heads = problem, problem.element_bytes, problem.batch * problem.heads
+    rows = seen.rows + seen.blind_rows  # a q block that sees no key is still visited once
+    again = heads * (rows - p.seq)
+    keys = heads * p.seq_kv * (seen.q_tiles > 0)
+    return Bytes.by_tensor(
+        {
+            "q": heads * rows * p.head_dim * e,
+            "k": keys * p.head_dim * e,
+            "v": keys * p.head_dim_v * e,
+            "o_acc": again * p.head_dim_v * 4,
+            "m": again * 4,
+            "l": again * 4,
+        },
+        {
+            "o_acc": again * p.head_dim_v * 4,
+            "m": again * 4,
+            "l": again * 4,
+            "o": heads * p.seq * p.head_dim_v * p.out_bytes,
+            "lse": heads * p.seq * 4,
+        },
+    )
+
+
+def _v2_fwd(problem: Problem, seen: Visits) -> Bytes:
+    """Every q tile reads Q once, the K/V tiles it visits, and writes O and LSE once."""
+    p, e, heads = problem, problem.element_bytes, problem.batch * problem.heads
+    return Bytes.by_tensor(
+        {
+            "q": heads * p.seq * p.head_dim * e,
+            "k": heads * seen.keys * p.head_dim * e,
+            "v": heads * seen.keys * p.head_dim_v * e,
+        },
+        {"o": heads * p.seq * p.head_dim_v * p.out_bytes, "lse": heads * p.seq * 4},
+    )
+
+
+def _v1_bwd(problem: Problem, seen: Visits) -> Bytes:
+    """Outer loop over K/V blocks; each step reads Q, O, dO and LSE of a q block and updates its
+    fp32 dQ in HBM, which the first step only writes and the last turns into the result."""
+    p, e, heads = problem, problem.element_bytes, problem.batch * problem.heads
+    rows = heads * (seen.rows + seen.blind_rows)
+    again = rows - heads * p.seq
+    reads = {
+        "q": rows * p.head_dim * e,
+        "o": rows * p.head_dim_v * e,
+        "do": rows * p.head_dim_v * e,
+        "lse": rows * 4,
+        "dq_acc": again * p.head_dim * 4,
+    }
+    writes = {"dq_acc": again * p.head_dim * 4, "dq": heads * p.seq * p.head_dim * e}
+    return _with_kv_gradients(problem, reads, writes)
+
+
+def _v2_bwd(problem: Problem, seen: Visits) -> Bytes:
+    """D = rowsum(dO * O) first; then a block per K/V tile reads Q, dO, LSE and D of every q tile
+    that sees it and adds to dQ in fp32; last dQ is rounded."""
+    p, e, heads = problem, problem.element_bytes, problem.batch * problem.heads
+    rows, all_rows = heads * seen.rows, heads * p.seq
+    reads = {
+        "q": rows * p.head_dim * e,
+        "o": all_rows * p.head_dim_v * e,
+        "do": (rows + all_rows) * p.head_dim_v * e,
+        "lse": rows * 4,
+        "d": rows * 4,
+        "dq_acc": all_rows * p.head_dim * 4,
+    }
+    writes = {
+        "d": all_rows * 4,
+        "dq_acc": (rows + all_rows) * p.head_dim * 4,  # added to, after being zeroed
+        "dq": all_rows * p.head_dim * e,
+    }
+    return _with_kv_gradients(problem, reads, writes)
+
+
+def _with_kv_gradients(problem: Problem, reads: dict[str, Any], writes: dict[str, Any]) -> Bytes:
+    """K and V read, dK and dV written once a query head; a last pass sums the groups."""
+    t = Tensors.of(problem)
+    group = problem.group
+    reads |= {"k": t.k * group, "v": t.v * group}
+    if group == 1:
+        return Bytes.by_tensor(reads, writes | {"dk": t.k, "dv": t.v})
+    reads |= {"dk": t.k * group, "dv": t.v * group}
+    return Bytes.by_tensor(reads, writes | {"dk": t.k * (group + 1), "dv": t.v * (group + 1)})
+
+
+_ISSUED: dict[tuple[str, str], Callable[[Problem, Visits], Bytes]] = {
+    ("v1", "fwd"): _v1_fwd,
+    ("v2", "fwd"): _v2_fwd,
+    ("v3", "fwd"): _v2_fwd,
+    ("v1", "bwd"): _v1_bwd,
+    ("v2", "bwd"): _v2_bwd,
+    ("v3", "bwd"): _v2_bwd,
+}
+
+
+def paper(problem: Problem, pass_: str, block_kv: Ints | int) -> Any:
+    """Total bytes of FlashAttention-1 by its own algorithm (Dao et al. 2022, algorithms 1 and 4):
+    every outer step reads Q, reads and writes O (or dQ) in the input's type, m and l in fp32."""
+    p, e = problem, problem.element_bytes
+    steps, both = ceil_div(p.seq_kv, block_kv), p.head_dim + 2 * p.head_dim_v
+    forward = p.seq_kv * (p.head_dim + p.head_dim_v) * e + steps * p.seq * (e * both + 16)
+    kv = 2 * p.seq_kv * (p.head_dim + p.head_dim_v) * e
+    backward = kv + steps * p.seq * (e * (both + 2 * p.head_dim) + 8)
+    chosen = {"fwd": forward, "bwd": backward, "train": forward + backward}[pass_]
+    return p.batch * p.heads * chosen
+
+
+def dram(
+    problem: Problem, gpu: Gpu, algo: str, pass_: str, tiles: Tiles, blocks_per_sm: Ints
+) -> Bytes:
+    """Estimated HBM bytes of one pass when the caches start cold."""
+    asked = issued(problem, algo, pass_, tiles)
+    if algo == "standard":
+        return _standard_dram(problem, gpu, pass_, asked)
+    resident = gpu.sm_count * np.maximum(blocks_per_sm, 1)
+    if algo == "v1":
+        return _v1_dram(problem, gpu, pass_, asked, resident)
+    return _walk_dram(problem, gpu, pass_, tiles, asked, resident)
+
+
+def _standard_dram(problem: Problem, gpu: Gpu, pass_: str, asked: Bytes) -> Bytes:
+    """S and P go to HBM unless one of them fits in the L2."""
+    scores = Tensors.of(problem).scores
+    if scores > L2_SHARE * gpu.l2_bytes:
+        return Bytes(asked.read, asked.write)
+    hit_read, hit_write = {"fwd": (2, 2), "bwd": (4, 2)}[pass_]
+    return Bytes(asked.read - hit_read * scores, asked.write - hit_write * scores)
+
+
+def _v1_dram(problem: Problem, gpu: Gpu, pass_: str, asked: Bytes, resident: Ints) -> Bytes:
+    """A head at work keeps Q and its fp32 accumulators alive over all its steps."""
+    p, e = problem, problem.element_bytes
+    row = e * p.head_dim + 4 * (p.head_dim_v + 2)
+    if pass_ == "bwd":
+        row = e * (p.head_dim + 2 * p.head_dim_v) + 4 * (p.head_dim + 1)
+    alive = np.minimum(resident, p.batch * p.heads) * p.seq * row
+    fits = alive <= L2_SHARE * gpu.l2_bytes
+    least = _least(problem, pass_)
+    return Bytes(
+        np.where(fits, np.minimum(least.read, asked.read), asked.read),
+        np.where(fits, np.minimum(least.write, asked.write), asked.write),
+    )
+
+
+def _walk_dram(
+    problem: Problem, gpu: Gpu, pass_: str, tiles: Tiles, asked: Bytes, resident: Ints
+) -> Bytes:
+    """Blocks of one head walk the same tensors together: K and V forward, Q and dO backward.
+
+    While the walked tensors of all heads at work fit in the L2 each byte comes from HBM once;
+    beyond that, once for every convoy of blocks that walks along."""
+    p, e = problem, problem.element_bytes
+    forward = pass_ == "fwd"
+    per_head = ceil_div(p.seq, tiles.block_q) if forward else ceil_div(p.seq_kv, tiles.block_kv)
+    per_walk = np.maximum(per_head * (p.group if forward else 1), 1)
+    heads = ceil_div(resident, per_walk)
+    row = (p.head_dim + p.head_dim_v) * e
+    row_bwd = row + 8 + 4 * padded(p.head_dim)
+    alive = heads * (p.seq_kv * row if forward else p.seq * row_bwd)
+    convoy = np.minimum(resident, per_walk)
+    passes = np.where(alive <= L2_SHARE * gpu.l2_bytes, 1, ceil_div(per_walk, convoy))
+    extra = np.where(passes > 1, passes * (1 + DRIFT) - 1, 0.0)
+    least = _least(problem, pass_)
+    t = Tensors.of(problem)
+    walked = t.kv if forward else t.q + t.o
+    read = (least.read + walked * extra).astype(np.int64)
+    return Bytes(np.minimum(read, asked.read), np.minimum(least.write, asked.write))
+
+
+def _least(problem: Problem, pass_: str) -> Bytes:
+    """Every input read once, every result written once; backward also its fp32 dQ."""
+    t = Tensors.of(problem)
+    if pass_ == "fwd":
+        return Bytes(t.q + t.kv, t.o + t.lse)
+    dq = problem.batch * problem.heads * problem.seq * problem.head_dim * 4
+    return Bytes(t.q + t.kv + 2 * t.o + t.lse + dq, t.q + t.kv + dq)

@@ -1,0 +1,159 @@
+"""Which tiles a mask leaves: exact counts in closed form, for any length.
+
+Query r sees the keys [r + seq_kv - seq - left, r + seq_kv - seq + right], clipped to the sequence.
+A q tile visits every K/V tile that holds a key which one of its rows sees. First and last key move
+linearly with the tile's index until they are clipped, so every count is a sum of
+floor((a i + b) / m), which Euclid's algorithm gives in a few steps.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from fasim.model.tiles import Ints, ceil_div
+from fasim.problem import Problem
+
+
+@dataclass(frozen=True, kw_only=True)
+class Visits:
+    """Counts of one head, an array entry per tile shape.
+
+    ``steps``: (q tile, K/V tile) pairs visited; ``rows``: query rows of those pairs, tails clipped;
+    ``keys``: keys of those pairs, clipped to the sequence; ``longest``: most steps of one q tile (a
+    bound by one when windowed); ``blind``, ``blind_rows``: q tiles that see no key, and their rows.
+    """
+
+    q_tiles: Ints
+    kv_tiles: Ints
+    steps: Ints
+    rows: Ints
+    keys: Ints
+    longest: Ints
+    blind: Ints
+    blind_rows: Ints
+
+
+def visible_pairs(problem: Problem) -> int:
+    """(query, key) pairs of one head that the mask leaves."""
+    first, last = _shifts(problem)
+    seq, seq_kv = problem.seq, problem.seq_kv
+    return _clipped_sum(seq, last + 1, seq_kv) - _clipped_sum(seq, first, seq_kv)
+
+
+def visits(problem: Problem, block_q: Ints, block_kv: Ints) -> Visits:
+    """Visited tiles for every pair of block_q and block_kv (arrays of one shape)."""
+    return _Walk(problem, block_q, block_kv).visits()
+
+
+def floor_sum(n: Ints, m: Ints, a: Ints, b: Ints) -> Ints:
+    """Sum of floor((a i + b) / m) over i in [0, n), elementwise; a, b >= 0, m > 0."""
+    n, m, a, b = (np.array(x, dtype=np.int64) for x in np.broadcast_arrays(n, m, a, b))
+    total = np.zeros_like(n)
+    while np.any(n > 0):
+        total += n * (n - 1) // 2 * (a // m) + n * (b // m)
+        a, b = a % m, b % m
+        top = a * n + b
+        n, b = top // m, top % m
+        m, a = np.where(a > 0, a, 1), m
+    return total
+
+
+def _shifts(problem: Problem) -> tuple[int, int]:
+    """First and last visible key of query 0, unclipped; open sides lie beyond every clip."""
+    left, right = problem.reach
+    aligned = problem.seq_kv - problem.seq
+    first = -problem.seq if left < 0 else aligned - left
+    last = problem.seq_kv if right < 0 else aligned + right
+    return first, last
+
+
+def _clipped_sum(n: int, shift: int, top: int) -> int:
+    """Sum of clip(i + shift, 0, top) over i in [0, n)."""
+    low = min(max(-shift, 0), n)
+    high = min(max(top - shift, low), n)
+    linear = (high - low) * shift + (high * (high - 1) - low * (low - 1)) // 2
+    return linear + (n - high) * top
+
+
+class _Walk:
+    """The q tiles of one head: ``full`` whole ones, then the last, which may be ragged.
+
+    Only the first ``alive`` q tiles start before the last key; the others see nothing.
+    """
+
+    def __init__(self, problem: Problem, block_q: Ints, block_kv: Ints) -> None:
+        first, last = _shifts(problem)
+        self.seq, self.seq_kv = problem.seq, problem.seq_kv
+        self.block_q, self.block_kv = np.broadcast_arrays(block_q, block_kv)
+        self.begin, self.end = first, last  # tile i sees [i*M + begin, end of its rows + end)
+        self.window = 0 if problem.mask in ("full", "causal") else last - first
+        self.q_tiles = np.asarray(ceil_div(self.seq, self.block_q))
+        self.kv_tiles = np.asarray(ceil_div(self.seq_kv, self.block_kv))
+        starting = ceil_div(self.seq_kv - self.begin, self.block_q)
+        self.alive = np.clip(starting, 0, self.q_tiles)
+        self.full = np.clip(self.alive, 0, np.maximum(self.q_tiles - 1, 0))
+        self.has_last = (self.alive == self.q_tiles) & (self.q_tiles > 0)
+        self.last_end = min(max(self.seq + self.end, 0), self.seq_kv)
+
+    def visits(self) -> Visits:
+        last_steps = np.where(self.has_last, self._last_steps(), 0)
+        steps = self._steps_to_ends() - self._steps_to_starts()
+        missing = self.q_tiles * self.block_q - self.seq
+        unseeing, last_blind = self._blind()
+        return Visits(
+            q_tiles=self.q_tiles,
+            kv_tiles=self.kv_tiles,
+            steps=steps,
+            rows=steps * self.block_q - missing * last_steps,
+            keys=steps * self.block_kv - self._missing_keys(),
+            longest=self._longest(),
+            blind=unseeing,
+            blind_rows=unseeing * self.block_q - missing * last_blind,
+        )
+
+    def _steps_to_ends(self) -> Ints:
+        """Sum over alive q tiles of ceil(last visible key / block_kv)."""
+        m, n = self.block_q, self.block_kv
+        dark = np.clip(-self.end // m, 0, self.full)  # tiles that end before the first key
+        bright = np.clip(ceil_div(self.seq_kv - self.end, m) - 1, dark, self.full)  # see the end
+        count = bright - dark
+        offset = np.where(count > 0, (dark + 1) * m + self.end + n - 1, 0)
+        whole = floor_sum(count, n, m, offset) + (self.full - bright) * self.kv_tiles
+        return np.asarray(whole + self.has_last * ceil_div(self.last_end, n))
+
+    def _steps_to_starts(self) -> Ints:
+        """Sum over alive q tiles of floor(first visible key / block_kv)."""
+        m, n = self.block_q, self.block_kv
+        zero = np.clip(ceil_div(-self.begin, m), 0, self.alive)
+        count = self.alive - zero
+        offset = np.where(count > 0, zero * m + self.begin, 0)
+        return floor_sum(count, n, m, offset)
+
+    def _last_steps(self) -> Ints:
+        start = np.clip((self.q_tiles - 1) * self.block_q + self.begin, 0, None)
+        seen = ceil_div(self.last_end, self.block_kv) - start // self.block_kv
+        return np.asarray(seen)
+
+    def _missing_keys(self) -> Ints:
+        """Keys that ragged last K/V tiles lack, over all visits of them."""
+        lacking = self.kv_tiles * self.block_kv - self.seq_kv
+        edge = (self.kv_tiles - 1) * self.block_kv  # a q tile that ends beyond it visits the last
+        before = np.clip(ceil_div(edge + 1 - self.end, self.block_q) - 1, 0, self.full)
+        touching = self.full - before + (self.has_last & (self.last_end > edge))
+        return np.asarray(lacking * touching)
+
+    def _blind(self) -> tuple[Ints, Ints]:
+        """Number of q tiles without a visible key, and whether the last one is among them."""
+        ends_dark = np.clip(-self.end // self.block_q, 0, self.full)
+        dark = ends_dark if self.seq_kv else self.full
+        last_dark = self.has_last & (self.last_end == 0)
+        last_late = (self.alive < self.q_tiles).astype(np.int64)
+        return dark + (self.q_tiles - self.alive) + last_dark, last_late + last_dark
+
+    def _longest(self) -> Ints:
+        if not self.window:
+            return self.kv_tiles
+        touched = ceil_div(self.block_q + self.window, self.block_kv) + 1
+        return np.asarray(np.minimum(self.kv_tiles, touched))

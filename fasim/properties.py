@@ -1,0 +1,802 @@
+"""What every attention kernel must do, as properties over any runner.
+
+Hypothesis draws shapes, layouts and values (``cases``); each property is a sentence that holds for
+all of them (``PROPERTIES``); ``verify`` tries them on one kernel and reports the smallest input
+that breaks one, with a line that replays it. The tests and ``fasim verify`` share this file.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
+from functools import cached_property
+from typing import Any
+
+import hypothesis
+import numpy as np
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from fasim import reference
+from fasim.errors import CheckFailed, FasimError, UsageError
+from fasim.plan import Plan, tensor_shapes
+from fasim.problem import DTYPE_BYTES, Problem
+from fasim.reference import DTYPES, UNIT_ROUNDOFF
+from fasim.render import Kernel
+from fasim.runners import DeviceFault, Runner
+
+Array = NDArray[Any]
+Outputs = Mapping[str, Array]
+
+SCHEMA = "fasim.verify/1"
+MANY_OUTPUTS = 4096  # from here on the largest error is a statistic, below it may be luck
+MANY_KEYS = 1024
+STRICT_FP32 = 1e-6  # the articles' figure, for rows that see as many keys
+MAX_WORK = 1 << 19  # query-key pairs of one case: the reference stays quick
+LAYOUTS = ("contiguous", "padded", "tokens")
+GROUPS = (1, 2, 3, 4, 8)
+SCALES = (0.0, 1.0, 0.03125)
+
+
+# ---- Inputs -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """One input. ``scale`` 0 is the default, 1/sqrt(head_dim).
+
+    ``layout``: contiguous (batch, heads, seq, head_dim); padded, the same between NaN rows and
+    columns; tokens, (batch, seq, heads, head_dim) between NaN rows and columns.
+    """
+
+    batch: int = 1
+    heads: int = 1
+    kv_heads: int = 1
+    seq: int = 1
+    seq_kv: int = 1
+    values: str = "normal"
+    layout: str = "contiguous"
+    scale: float = 0.0
+    seed: int = 0
+
+    def __str__(self) -> str:
+        return " ".join(f"{name}={value}" for name, value in asdict(self).items())
+
+    def problem(self, plan: Plan) -> Problem:
+        sizes = ("batch", "heads", "kv_heads", "seq", "seq_kv")
+        changes: dict[str, Any] = {name: getattr(self, name) for name in sizes}
+        scale = self.scale or 1 / math.sqrt(plan.kernel.head_dim)
+        return plan.problem.with_(**changes, scale=scale)
+
+    def arrays(self, plan: Plan) -> dict[str, Array]:
+        """q, k and v in the kernel's type, contiguous."""
+        shapes, rng = tensor_shapes(self.problem(plan)), np.random.default_rng(self.seed)
+        drawn = {name: rng.standard_normal(shapes[name]) for name in ("q", "k", "v")}
+        made = VALUES[self.values](drawn, plan.kernel.dtype)
+        return {name: x.astype(DTYPES[plan.kernel.dtype]) for name, x in made.items()}
+
+    def rng(self) -> np.random.Generator:
+        """Choices a property makes (a permutation, a cut), apart from those of the values."""
+        return np.random.default_rng([self.seed, 1])
+
+
+Values = Callable[[dict[str, Array], str], dict[str, Array]]
+
+
+def _peaked(x: dict[str, Array], dtype: str) -> dict[str, Array]:
+    """Rows of q and k that nearly select one key in head_dim."""
+    d = x["q"].shape[-1]
+    rows = {name: 4 * np.eye(d)[np.arange(x[name].shape[2]) % d] for name in ("q", "k")}
+    return {**x, **{name: 0.1 * x[name] + row for name, row in rows.items()}}
+
+
+def _huge(x: dict[str, Array], dtype: str) -> dict[str, Array]:
+    """Scores near 1e11, all equal and exact in fp32: the exponent must still be 0."""
+    number = 16640.0 if dtype == "fp16" else 133120.0
+    return {name: np.full(y.shape, number) for name, y in x.items()}
+
+
+VALUES: dict[str, Values] = {
+    "normal": lambda x, _: x,
+    "large": lambda x, _: {"q": 8 * x["q"], "k": 8 * x["k"], "v": x["v"]},
+    "equal": lambda x, _: {**{n: np.full(x[n].shape, 0.5) for n in ("q", "k")}, "v": x["v"]},
+    "peaked": _peaked,
+    "huge": _huge,
+    "tiny": lambda x, _: {"q": 2.0**-20 * x["q"], "k": 2.0**-20 * x["k"], "v": x["v"]},
+    "mean": lambda x, _: {"q": x["q"] + 1, "k": x["k"] + 1, "v": x["v"] + 4},
+}
+EXACT_SCORES = ("equal", "huge")  # every key has the same score, whatever the order of the sum
+
+
+def lay_out(x: Array, layout: str) -> Array:
+    """The values of a (batch, heads, seq, head_dim) array in another place in memory.
+
+    What lies between its rows is NaN. Rows stay 16 bytes apart from where they were, so alignment
+    does not change.
+    """
+    if layout == "contiguous":
+        return x
+    batch, heads, seq, dim = x.shape
+    pad = 16 // x.itemsize
+    if layout == "padded":
+        buffer = np.full((batch, heads, seq + 2, dim + 2 * pad), np.nan, x.dtype)
+        view = buffer[:, :, 1 : seq + 1, pad : pad + dim]
+    else:
+        buffer = np.full((batch, seq + 2, heads, dim + 2 * pad), np.nan, x.dtype)
+        view = buffer[:, 1 : seq + 1, :, pad : pad + dim].transpose(0, 2, 1, 3)
+    view[...] = x
+    return view
+
+
+def cases(plan: Plan) -> st.SearchStrategy[Case]:
+    """Inputs for a kernel: lengths around its tiles, small enough for a quick reference."""
+    tile = plan.kernel.tile
+    return st.builds(
+        _sized,
+        batch=st.sampled_from((1, 2)),
+        kv_heads=st.sampled_from((1, 2, 3)),
+        group=st.sampled_from(GROUPS),
+        seq=_lengths(tile.block_q),
+        seq_kv=_lengths(tile.block_kv, tile.keys_per_step),
+        values=st.sampled_from(tuple(VALUES)),
+        layout=st.sampled_from(LAYOUTS),
+        scale=st.sampled_from(SCALES),
+        seed=st.integers(0, 999),
+    )
+
+
+def _sized(*, batch: int, kv_heads: int, group: int, seq: int, seq_kv: int, **rest: Any) -> Case:
+    """A case that gives up batch and heads, then group, before it gets slow."""
+    pairs = seq * seq_kv
+    if batch * kv_heads * group * pairs > MAX_WORK:
+        batch = kv_heads = 1
+    if group * pairs > MAX_WORK:
+        group = 1
+    heads = kv_heads * group
+    return Case(batch=batch, heads=heads, kv_heads=kv_heads, seq=seq, seq_kv=seq_kv, **rest)
+
+
+def _lengths(*tiles: int) -> st.SearchStrategy[int]:
+    edges = {0, 1} | {n * tile + d for tile in tiles for n in (1, 2) for d in (-1, 0, 1)}
+    longest = 2 * max(tiles) + 17
+    return st.integers(1, longest) | st.sampled_from(sorted(edges))
+
+
+# ---- What is right ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Expected:
+    """The float64 result and how far each element may be from it (docs/numerics.md).
+
+    ``magnitude`` is P|V|, the sum of the absolute values that o adds up.
+    """
+
+    o: Array
+    lse: Array
+    o_tolerance: Array
+    lse_tolerance: Array
+    magnitude: Array
+
+
+def expected(arrays: Mapping[str, Array], problem: Problem, *, values: str = "normal") -> Expected:
+    """Reference and tolerances for q, k, v of a forward problem; ``values`` names how they came.
+
+    On top of the contract stands one term for scores rounded to fp32, which grows with their size
+    (Higham and Mary 2019: the rounding of a sum of d products grows as sqrt(d)). It is far below
+    the rest where scores are a few units, and absent where all scores are exact.
+    """
+    q, k, v = (arrays[name] for name in ("q", "k", "v"))
+    wide = np.concatenate([v.astype(np.float64), np.abs(v.astype(np.float64))], axis=3)
+    both = reference.attention(q, k, wide, **reference.options_of(problem))
+    o, magnitude = np.split(both.o, 2, axis=3)
+    scores = np.zeros((1, 1, 1)) if values in EXACT_SCORES else score_rounding(q, k, problem)
+    tolerance = _contract(arrays, o, magnitude, problem) + scores[..., None] * (magnitude + abs(o))
+    if values == "normal":
+        tolerance[:, :, strict_rows(problem)] = STRICT_FP32
+    return Expected(o, both.lse, tolerance, lse_tolerance(both.lse, scores), magnitude)
+
+
+def _contract(
+    arrays: Mapping[str, Array], o: Array, magnitude: Array, problem: Problem
+) -> Array | float:
+    """The tolerance of the numerics contract. Few outputs get a bound of their own each."""
+    if problem.dtype != "fp32" and o.size < MANY_OUTPUTS:
+        each: Array = 1.25 * UNIT_ROUNDOFF[problem.dtype] * (magnitude + abs(o)) + 1e-6
+        return each
+    return yardstick(problem.dtype, _standard_error(arrays, o, problem), abs(o).max(initial=0.0))
+
+
+def strict_rows(problem: Problem) -> Array:
+    """Which query rows must be within STRICT_FP32 on unit normal inputs: fp32, many keys."""
+    usual_scale = math.isclose(problem.scale, 1 / math.sqrt(problem.head_dim))
+    return (visible_keys(problem) >= MANY_KEYS) & (problem.dtype == "fp32") & usual_scale
+
+
+def _standard_error(arrays: Mapping[str, Array], o: Array, problem: Problem) -> float:
+    """Largest error of standard attention in the problem's own precision."""
+    q, k, v = (arrays[name] for name in ("q", "k", "v"))
+    standard = reference.standard(q, k, v, problem.dtype, **reference.options_of(problem))
+    return float(np.abs(standard.o.astype(np.float64) - o).max(initial=0.0))
+
+
+def yardstick(dtype: str, standard_error: float, largest: float) -> float:
+    """Twice the largest error of standard attention in the same precision, and a little.
+
+    ``largest`` is the largest magnitude of the float64 result.
+    """
+    return 2 * standard_error + (1e-6 * max(1.0, largest) if dtype == "fp32" else 1e-5)
+
+
+def score_rounding(q: Array, k: Array, problem: Problem) -> Array:
+    """Relative error of exp(score) from fp32 scores, per row (batch, heads, seq)."""
+    norm_q, norm_k = (np.linalg.norm(x.astype(np.float64), axis=3) for x in (q, k))
+    longest = np.repeat(norm_k.max(axis=2, initial=0.0), problem.group, axis=1)
+    size = problem.scale * norm_q * longest[:, :, None]
+    rounding: Array = UNIT_ROUNDOFF["fp32"] * (2 + math.sqrt(problem.head_dim)) * (1 + size)
+    return rounding
+
+
+def lse_tolerance(lse: Array, scores: Array) -> Array:
+    """lse is fp32: two units in its last place, and what the scores' rounding moves it by."""
+    size = np.where(np.isfinite(lse), np.abs(lse), 0.0)
+    tolerance: Array = 2e-6 * np.maximum(1.0, size) + scores
+    return tolerance
+
+
+def visible_keys(problem: Problem) -> Array:
+    """Keys each query row sees under a full or causal mask."""
+    rows = np.arange(problem.seq)
+    seen = rows + 1 + problem.seq_kv - problem.seq if problem.causal else rows * 0 + problem.seq_kv
+    return np.clip(seen, 0, problem.seq_kv)
+
+
+class Mismatch(CheckFailed):
+    """One element that is not what it must be."""
+
+    def __init__(
+        self, what: str, where: str = "", got: float = 0, want: float = 0, tolerance: float = 0
+    ) -> None:
+        numbers = f"got {got:.9g}, expected {want:.9g}, tolerance {tolerance:.3g}" if where else ""
+        super().__init__(what, why=numbers, where=where)
+        self.got, self.want, self.tolerance = got, want, tolerance
+
+
+class Unsuitable(Exception):
+    """The property says nothing about this input."""
+
+
+def worst_error(tensor: str, got: Array, want: Array, tolerance: Array | float) -> float:
+    """Largest error as a share of its tolerance. Raises Mismatch above 1."""
+    if got.shape != want.shape:
+        raise Mismatch(f"{tensor} has shape {got.shape}, not {want.shape}")
+    if not got.size:
+        return 0.0
+    got, tolerances = got.astype(np.float64), np.broadcast_to(tolerance, got.shape)
+    with np.errstate(all="ignore"):
+        share = np.where(got == want, 0.0, np.abs(got - want) / tolerances)
+    share = np.where(np.isnan(share), np.inf, share)
+    at = np.unravel_index(int(share.argmax()), share.shape)
+    if share[at] > 1:
+        raise Mismatch(
+            f"{tensor} is off", _place(tensor, at), got[at], want[at], float(tolerances[at])
+        )
+    return float(share[at])
+
+
+def _same_bits(tensor: str, got: Array, want: Array, what: str, where: Array | None = None) -> None:
+    """Raises Mismatch at the first element (of those picked by ``where``) with other bits."""
+    different = _bits(got) != _bits(want)
+    if where is not None:
+        different &= where
+    if different.any():
+        at = tuple(np.argwhere(different)[0])
+        raise Mismatch(what, _place(tensor, at), float(got[at]), float(want[at]))
+
+
+def _bits(x: Array) -> Array:
+    return np.ascontiguousarray(x).view(f"u{x.itemsize}")
+
+
+def _place(tensor: str, index: tuple[Any, ...]) -> str:
+    return f"{tensor}[{', '.join(str(int(i)) for i in index)}]"
+
+
+# ---- Properties ---------------------------------------------------------------------------------
+
+
+@dataclass
+class Trial:
+    """One case on one kernel and runner; what several steps need is computed once."""
+
+    kernel: Kernel
+    runner: Runner
+    case: Case
+
+    @cached_property
+    def problem(self) -> Problem:
+        return self.case.problem(self.kernel.plan)
+
+    @cached_property
+    def arrays(self) -> dict[str, Array]:
+        return self.case.arrays(self.kernel.plan)
+
+    @cached_property
+    def expected(self) -> Expected:
+        return expected(self.arrays, self.problem, values=self.case.values)
+
+    @cached_property
+    def outputs(self) -> Outputs:
+        """Of the case as drawn, layout included."""
+        return self.run({n: lay_out(x, self.case.layout) for n, x in self.arrays.items()})
+
+    def run(self, arrays: Mapping[str, Array], **changes: int) -> Outputs:
+        """Outputs for other arrays, of the case's problem with ``changes`` (seq, seq_kv)."""
+        problem = self.problem.with_(scale=self.problem.scale, **changes)
+        strides = {name: _steps(x) for name, x in arrays.items()}
+        launch = self.kernel.plan.launch_for(problem, strides)
+        return self.runner.run(self.kernel, arrays, launch)
+
+
+def _steps(x: Array) -> tuple[int, ...]:
+    return tuple(step // x.itemsize for step in x.strides[:3])
+
+
+def outputs_are_fully_written(trial: Trial) -> float:
+    """No element still holds the poison (all bits set) that outputs start with."""
+    for name, x in trial.outputs.items():
+        bits = _bits(x)
+        unwritten = np.argwhere(bits == np.iinfo(bits.dtype).max)
+        if len(unwritten):
+            raise Mismatch(f"{name} was not written", _place(name, tuple(unwritten[0])), math.nan)
+    return 0.0
+
+
+def repeated_runs_are_identical(trial: Trial) -> float:
+    """Three runs on the same input agree bit for bit."""
+    arrays = {n: lay_out(x, trial.case.layout) for n, x in trial.arrays.items()}
+    for _ in range(2):
+        for name, x in trial.run(arrays).items():
+            _same_bits(name, x, trial.outputs[name], "a second run gave other bits")
+    return 0.0
+
+
+def matches_float64(trial: Trial) -> float:
+    """o and lse are within the contract's tolerance of the float64 reference."""
+    want, got = trial.expected, trial.outputs
+    return max(
+        worst_error("o", got["o"], want.o, want.o_tolerance),
+        worst_error("lse", got["lse"], want.lse, want.lse_tolerance),
+    )
+
+
+def poisoned_padding_never_leaks(trial: Trial) -> float:
+    """Arrays amid NaN give the bits that compact copies give."""
+    compact = trial.run(trial.arrays)
+    for layout in LAYOUTS[1:]:
+        got = trial.run({name: lay_out(x, layout) for name, x in trial.arrays.items()})
+        for name, x in got.items():
+            _same_bits(name, x, compact[name], f"NaN around the {layout} arrays changed a result")
+    return 0.0
+
+
+def nan_stays_in_its_row(trial: Trial) -> float:
+    """A NaN reaches every result that sees it, and leaves the bits of all others alone."""
+    names = [n for n in ("q", "k", "v") if trial.arrays[n].size]
+    if trial.problem.causal and "v" in names:
+        names.remove("v")  # a hidden value still meets its weight, 0
+    if not names:
+        raise Unsuitable
+    rng, arrays = trial.case.rng(), {n: x.copy() for n, x in trial.arrays.items()}
+    hit = arrays[names[rng.integers(len(names))]]
+    hit[tuple(rng.integers(hit.shape))] = np.nan
+    clean, got = trial.run(trial.arrays), trial.run(arrays)
+    want = reference.attention(*arrays.values(), **reference.options_of(trial.problem))
+    for name, ref in (("o", want.o), ("lse", want.lse)):
+        lost = np.argwhere(np.isnan(ref) & ~np.isnan(got[name].astype(np.float64)))
+        if len(lost):
+            raise Mismatch(
+                "a NaN in the input was lost", _place(name, tuple(lost[0])), 0.0, math.nan
+            )
+        _same_bits(name, got[name], clean[name], "a NaN changed another row", ~np.isnan(ref))
+    return 0.0
+
+
+def permuting_keys_changes_nothing(trial: Trial) -> float:
+    """Keys and values in another order give the same result, up to rounding."""
+    if trial.problem.seq_kv < 2:
+        raise Unsuitable
+    order = trial.case.rng().permutation(trial.problem.seq_kv)
+    arrays = trial.arrays
+    shuffled = {name: arrays[name][:, :, order] for name in ("k", "v")}
+    got = trial.run({"q": arrays["q"], **shuffled})
+    return _agree(trial, got, trial.outputs)
+
+
+def splitting_keys_and_merging_by_lse_gives_the_whole(trial: Trial) -> float:
+    """Two parts of the keys, weighted by exp(lse), add up to attention over all of them."""
+    if trial.problem.seq_kv < 2 or trial.case.values == "huge":  # fp32 cannot hold such an lse
+        raise Unsuitable
+    cut = int(trial.case.rng().integers(1, trial.problem.seq_kv))
+    parts = [_part(trial, slice(0, cut)), _part(trial, slice(cut, trial.problem.seq_kv))]
+    lses = [part["lse"].astype(np.float64) for part in parts]
+    lse, whole, want = np.logaddexp(*lses), trial.outputs, trial.expected
+    weights = np.exp(np.stack(lses) - lse)
+    merged = weights[0, ..., None] * parts[0]["o"] + weights[1, ..., None] * parts[1]["o"]
+    unit = 2.5 * UNIT_ROUNDOFF[trial.problem.dtype]
+    slack = (unit + 4 * want.lse_tolerance[..., None]) * want.magnitude + 1e-6
+    return max(
+        worst_error("o", merged, whole["o"].astype(np.float64), want.o_tolerance + slack),
+        worst_error("lse", lse, whole["lse"].astype(np.float64), 3 * want.lse_tolerance),
+    )
+
+
+def _part(trial: Trial, keys: slice) -> Outputs:
+    arrays = {**trial.arrays, **{name: trial.arrays[name][:, :, keys] for name in ("k", "v")}}
+    return trial.run(arrays, seq_kv=keys.stop - keys.start)
+
+
+def later_keys_change_nothing(trial: Trial) -> float:
+    """Under a causal mask the first queries need only the keys up to their own."""
+    seq, seq_kv = trial.problem.seq, trial.problem.seq_kv
+    if seq < 2:
+        raise Unsuitable
+    rows = int(trial.case.rng().integers(1, seq))
+    keys = max(0, seq_kv - seq + rows)
+    arrays = {name: x[:, :, : rows if name == "q" else keys] for name, x in trial.arrays.items()}
+    got = trial.run(arrays, seq=rows, seq_kv=keys)
+    return _agree(trial, got, {name: x[:, :, :rows] for name, x in trial.outputs.items()}, rows)
+
+
+def _agree(trial: Trial, got: Outputs, want: Outputs, rows: int | None = None) -> float:
+    """Two results of which each may be off by its tolerance."""
+    limits = {"o": trial.expected.o_tolerance, "lse": trial.expected.lse_tolerance}
+    return max(
+        worst_error(name, got[name], want[name].astype(np.float64), 2 * limit[:, :, :rows])
+        for name, limit in limits.items()
+    )
+
+
+Check = Callable[[Trial], float]
+Skip = Callable[[Plan, Runner], str]
+
+
+@dataclass(frozen=True)
+class Property:
+    """A sentence, how to check it on one trial (the worst error as a share of its tolerance), and
+    why some kernels or runners skip it."""
+
+    check: Check
+    skip: Skip | None = None
+
+    @property
+    def name(self) -> str:
+        return self.check.__name__
+
+    def skipped(self, plan: Plan, runner: Runner) -> str:
+        return self.skip(plan, runner) if self.skip else ""
+
+
+def _no_memory(plan: Plan, runner: Runner) -> str:
+    return "the numpy runner has no memory between rows to read" if runner.name == "numpy" else ""
+
+
+def _if_causal(plan: Plan, runner: Runner) -> str:
+    return "a causal mask orders the keys" if plan.kernel.mask == "causal" else ""
+
+
+def _unless_causal(plan: Plan, runner: Runner) -> str:
+    return "" if plan.kernel.mask == "causal" else "every query sees every key"
+
+
+# The most telling first: the first that fails is the one reported.
+PROPERTIES = (
+    Property(outputs_are_fully_written),
+    Property(repeated_runs_are_identical),
+    Property(matches_float64),
+    Property(poisoned_padding_never_leaks, _no_memory),
+    Property(nan_stays_in_its_row),
+    Property(permuting_keys_changes_nothing, _if_causal),
+    Property(splitting_keys_and_merging_by_lse_gives_the_whole, _if_causal),
+    Property(later_keys_change_nothing, _unless_causal),
+)
+
+
+# ---- Verifying ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A property broken by an input; ``replay`` is what verify's ``replay`` takes."""
+
+    name: str
+    case: Case
+    error: CheckFailed
+    flaky: bool = False  # the same input also passed
+
+    @property
+    def replay(self) -> str:
+        return f"{self.case} property={self.name}"
+
+    def to_json(self) -> dict[str, Any]:
+        error = self.error
+        said = {"what": error.what, "where": error.where, "why": error.why}
+        return {"property": self.name, "replay": self.replay, "flaky": self.flaky, **said}
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One property on one kernel: cases tried, largest error as a share of its tolerance."""
+
+    name: str
+    cases: int = 0
+    worst: float = 0.0
+    skipped: str = ""
+    failure: Failure | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        counts = {"cases": self.cases, "worst": self.worst, "skipped": self.skipped}
+        failure = self.failure and self.failure.to_json()
+        return {"property": self.name, **counts, "failure": failure}
+
+
+@dataclass(frozen=True)
+class Report:
+    """What verify found. ``histogram`` counts the options and edges of the inputs drawn."""
+
+    stem: str
+    runner: str
+    edited: bool
+    seed: int
+    outcomes: tuple[Outcome, ...]
+    histogram: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def ok(self) -> bool:
+        return self.failure is None
+
+    @property
+    def failure(self) -> Failure | None:
+        """The first failure, in the order of PROPERTIES."""
+        return next((o.failure for o in self.outcomes if o.failure), None)
+
+    @property
+    def cases(self) -> int:
+        return sum(outcome.cases for outcome in self.outcomes)
+
+    @property
+    def ran_file(self) -> bool:
+        return self.runner != "numpy"
+
+    @property
+    def note(self) -> str:
+        """What a reader must know about the result, "" if nothing."""
+        if not self.ran_file:
+            return "the numpy runner checked the tiles of fasim/tiled.py; the file was never run"
+        return "the file was edited after it was generated" if self.edited else ""
+
+    def check(self) -> None:
+        """Raises CheckFailed with the first failure."""
+        if self.failure is None:
+            return
+        error, flaky = self.failure.error, " (only in some runs)" if self.failure.flaky else ""
+        where = f"{error.where} of {self.failure.case}" if error.where else str(self.failure.case)
+        raise CheckFailed(
+            f"{self.stem}: {self.failure.name} failed{flaky}: {error.what}",
+            where=where,
+            why=error.why,
+            hint=f'repeat it with --replay "{self.failure.replay}"',
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "schema": SCHEMA,
+            "kernel": self.stem,
+            "runner": self.runner,
+            "ran_file": self.ran_file,
+            "edited": self.edited,
+            "seed": self.seed,
+            "ok": self.ok,
+            "note": self.note,
+            "failure": self.failure and self.failure.to_json(),
+            "properties": [outcome.to_json() for outcome in self.outcomes],
+            "histogram": dict(sorted(self.histogram.items())),
+        }
+
+
+def verify(
+    kernel: Kernel,
+    runner: Runner,
+    examples: int = 25,
+    seed: int = 0,
+    replay: str | None = None,
+) -> Report:
+    """Try every property on ``examples`` inputs each, or the one of ``replay`` on its input.
+
+    The same kernel, runner, examples and seed draw the same inputs. A failing input is shrunk to
+    the smallest that still fails. Errors that say nothing about the kernel (no device, a compiler
+    that refuses) are raised as they are; UsageError for a replay line that cannot be read.
+    """
+    histogram: Counter[str] = Counter()
+    if replay is not None:
+        property_, case = parse_replay(replay)
+        search = _Search(property_, kernel, runner, histogram)
+        outcomes = [search.replay(case)]
+    else:
+        searches = (_Search(p, kernel, runner, histogram) for p in PROPERTIES)
+        outcomes = list(_outcomes(searches, examples, seed))
+    return Report(kernel.stem, runner.name, kernel.edited, seed, tuple(outcomes), histogram)
+
+
+def _outcomes(searches: Iterator[_Search], examples: int, seed: int) -> Iterator[Outcome]:
+    """Outcome by outcome; after a fault the device answers nothing more."""
+    dead = False
+    for search in searches:
+        if dead:
+            yield Outcome(search.property.name, skipped="the device failed before")
+        else:
+            outcome = search.run(examples, seed)
+            dead = outcome.failure is not None and isinstance(outcome.failure.error, DeviceFault)
+            yield outcome
+
+
+class _Search:
+    """The search for an input that breaks one property."""
+
+    def __init__(
+        self, property_: Property, kernel: Kernel, runner: Runner, histogram: Counter[str]
+    ) -> None:
+        self.property, self.kernel, self.runner = property_, kernel, runner
+        self.histogram = histogram
+        self.cases, self.worst = 0, 0.0
+        self.failure: Failure | None = None
+        self.stopped: Exception | None = None
+
+    def run(self, examples: int, seed: int) -> Outcome:
+        skipped = self.property.skipped(self.kernel.plan, self.runner)
+        if skipped:
+            return Outcome(self.property.name, skipped=skipped)
+
+        @hypothesis.seed(seed)
+        @_settings(examples)
+        @hypothesis.given(cases(self.kernel.plan))
+        def search(case: Case) -> None:
+            try:
+                self.attempt(case)
+            except Unsuitable:
+                hypothesis.reject()
+
+        try:
+            search()
+        except CheckFailed:
+            pass
+        except hypothesis.errors.Flaky:
+            self.failure = self.failure and replace(self.failure, flaky=True)
+        except Exception:
+            if self.stopped is None:
+                raise
+        return self.outcome()
+
+    def replay(self, case: Case) -> Outcome:
+        skipped = self.property.skipped(self.kernel.plan, self.runner)
+        if skipped:
+            return Outcome(self.property.name, skipped=skipped)
+        try:
+            self.attempt(case)
+        except CheckFailed:
+            pass
+        except Unsuitable:
+            return Outcome(self.property.name, skipped="it says nothing about this input")
+        return self.outcome()
+
+    def outcome(self) -> Outcome:
+        if self.stopped is not None and not isinstance(self.stopped, DeviceFault):
+            raise self.stopped
+        return Outcome(self.property.name, self.cases, self.worst, failure=self.failure)
+
+    def attempt(self, case: Case) -> None:
+        """One input. Once something other than a mismatch went wrong, every input gets that."""
+        if self.stopped is not None:
+            raise self.stopped
+        try:
+            worst = self.property.check(Trial(self.kernel, self.runner, case))
+        except Unsuitable:
+            raise
+        except CheckFailed as error:
+            self.failure = Failure(self.property.name, case, error)
+            self.stopped = error if isinstance(error, DeviceFault) else None
+            raise
+        except Exception as error:
+            self.stopped = error
+            raise
+        self._count(case, worst)
+
+    def _count(self, case: Case, worst: float) -> None:
+        self.cases += 1
+        self.worst = max(self.worst, worst)
+        self.histogram.update(bins(case, self.kernel.plan))
+
+
+def _settings(examples: int) -> hypothesis.settings:
+    return hypothesis.settings(
+        max_examples=examples,
+        database=None,
+        deadline=None,
+        derandomize=False,
+        report_multiple_bugs=False,
+        suppress_health_check=list(hypothesis.HealthCheck),
+        phases=(hypothesis.Phase.generate, hypothesis.Phase.shrink),
+        verbosity=hypothesis.Verbosity.quiet,
+    )
+
+
+def parse_replay(line: str) -> tuple[Property, Case]:
+    """Inverse of Failure.replay; what the line leaves out is the default. Raises UsageError."""
+    words = dict(word.partition("=")[::2] for word in line.split())
+    known = {property_.name: property_ for property_ in PROPERTIES}
+    name = words.pop("property", "matches_float64")
+    if name not in known:
+        raise _no_replay(f"there is no property {name!r}", f"known: {', '.join(known)}")
+    kinds: dict[str, type] = {f.name: type(f.default) for f in fields(Case)}
+    try:
+        case = Case(**{key: kinds[key](text) for key, text in words.items()})
+    except (KeyError, ValueError) as error:
+        raise _no_replay(f"cannot read {error}", f"known: {', '.join(kinds)}") from error
+    if case.values not in VALUES or case.layout not in LAYOUTS or case.seed < 0:
+        raise _no_replay(f"values={case.values} layout={case.layout} seed={case.seed}", _CHOICES)
+    return known[name], case
+
+
+_CHOICES = f"values: {', '.join(VALUES)}; layouts: {', '.join(LAYOUTS)}; seed from 0"
+
+
+def _no_replay(why: str, hint: str) -> FasimError:
+    return UsageError("this replay line cannot be read", why=why, hint=hint)
+
+
+# ---- Coverage -----------------------------------------------------------------------------------
+
+
+def bins(case: Case, plan: Plan) -> tuple[str, ...]:
+    """The options and edges that a case touches."""
+    spec, problem = plan.kernel, case.problem(plan)
+    found = [
+        f"algo {spec.algo}",
+        f"dtype {spec.dtype}",
+        f"mask {spec.mask}",
+        f"rows {'aligned' if spec.head_dim * DTYPE_BYTES[spec.dtype] % 16 == 0 else 'unaligned'}",
+        f"group {problem.group}",
+        f"values {case.values}",
+        f"layout {case.layout}",
+        f"scale {'other' if case.scale else 'default'}",
+        f"queries {_edge(case.seq, spec.tile.block_q)}",
+        f"keys {_edge(case.seq_kv, spec.tile.block_kv)}",
+        f"queries {'=<>'[(case.seq > case.seq_kv) - (case.seq < case.seq_kv)]} keys",
+    ]
+    if case.seq and visible_keys(problem)[0] == 0:
+        found.append("empty rows")
+    return tuple(found)
+
+
+def _edge(length: int, tile: int) -> str:
+    names = {0: "0", 1: "1", tile - 1: "tile-1", tile: "tile", tile + 1: "tile+1"}
+    return names.get(length, "other" if length % tile else "tiles")
+
+
+_LENGTHS = ("0", "1", "tile-1", "tile", "tile+1", "tiles", "other")
+BINS = (
+    *("algo v1", "algo v2", "dtype fp32", "dtype fp16", "dtype bf16", "mask full", "mask causal"),
+    *("rows aligned", "rows unaligned", "scale default", "scale other", "empty rows"),
+    *(f"group {group}" for group in GROUPS),
+    *(f"values {values}" for values in VALUES),
+    *(f"layout {layout}" for layout in LAYOUTS),
+    *(f"{what} {length}" for what in ("queries", "keys") for length in _LENGTHS),
+    *(f"queries {sign} keys" for sign in "<=>"),
+)
+
+
+def empty_bins(histogram: Mapping[str, int]) -> tuple[str, ...]:
+    """The bins that a run over a catalogue should have filled and did not."""
+    return tuple(name for name in BINS if not histogram.get(name))

@@ -1,0 +1,539 @@
+"""The GPU runner: a generated kernel, loaded and launched with PyCUDA.
+
+This is the only module that imports pycuda. It works in the device's primary context, the one that
+torch uses too, and makes it current only while it needs it, so that either may be imported first
+and an exception leaves nothing behind.
+
+Arrays may be host arrays (anything ``numpy.asarray`` takes) or device arrays (anything with
+``__cuda_array_interface__``). Strides are kept where the kernel can follow them: the last dimension
+contiguous, every row aligned to the copies the kernel was built with.
+"""
+
+from __future__ import annotations
+
+import atexit
+import math
+import struct
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from functools import cache
+from importlib.util import find_spec
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+from numpy.typing import NDArray
+
+from fasim.compile import compile_kernel
+from fasim.errors import CheckFailed, MissingToolError, NoPlanError, UsageError
+from fasim.plan import SIZES, Launch, Scalar, contiguous_strides, copy_bytes
+from fasim.render import Kernel
+from fasim.runners import DeviceFault
+
+Array = NDArray[Any]
+
+DTYPES: dict[str, np.dtype[Any]] = {
+    "fp32": np.dtype(np.float32),
+    "fp16": np.dtype(np.float16),
+    "bf16": np.dtype(ml_dtypes.bfloat16),
+    "e4m3": np.dtype(ml_dtypes.float8_e4m3fn),
+}
+POISON = 0xFF  # as fp32, fp16 or bf16 these bytes are a NaN that no arithmetic produces
+GUARD_BYTES = 128 * 1024  # beyond the widest tile that could be read past an end
+DUMMY_BYTES = 16  # what stands behind the pointer of an array without elements
+MAX_GRID = 2**31 - 1
+OPT_IN_SMEM_BYTES = 48 * 1024  # above this a kernel must ask for its shared memory
+FORMATS = {"ptr": "P", "i32": "i", "i64": "q", "f32": "f", "i64x3": "qqq"}
+
+
+class GpuRunner:
+    """Runs generated kernels on the first CUDA device. Raises MissingToolError if there is none.
+
+    With ``guard`` every array stands between zones of poison, so that a read past its end shows in
+    the result and a write past its end is found. Without it arrays are exactly as large as their
+    data, which is what a memory checker wants.
+    """
+
+    name = "gpu"
+
+    def __init__(self, guard: bool = True) -> None:
+        _primary_context()
+        self.guard = guard
+
+    def run(
+        self, kernel: Kernel, arrays: Mapping[str, Any], launch: Launch
+    ) -> dict[str, NDArray[Any]]:
+        """Outputs as host arrays, after checking that nothing was written beside them.
+
+        Every output and workspace starts as poison (NaN bytes).
+        Raises UsageError for arrays the kernel does not take, CheckFailed when a guard zone was
+        written, DeviceFault when the kernel made the device fail, MissingToolError if none is here.
+        """
+        with _device(kernel.stem):
+            call = launch_on_device(kernel, arrays, launch, guard=self.guard)
+            _driver().Context.synchronize()
+            for buffer in call.buffers.values():
+                buffer.check_guards(kernel.stem)
+            return {name: call.outputs[name].numpy() for name in launch.outputs}
+
+
+@dataclass(frozen=True)
+class DeviceArray:
+    """A C-contiguous array on the device, between two guard zones of poison (or of 0 bytes).
+
+    Other libraries read it through ``__cuda_array_interface__``; it owns its memory.
+    """
+
+    name: str
+    memory: Any
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    nbytes: int
+    guard_bytes: int
+
+    @property
+    def address(self) -> int:
+        return int(self.memory) + self.guard_bytes
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        data = (self.address, False)
+        return {"shape": self.shape, "typestr": self.dtype.str, "data": data, "version": 3}
+
+    def numpy(self) -> Array:
+        """A copy on the host."""
+        with _device():
+            raw = _download(self.address, math.prod(self.shape) * self.dtype.itemsize)
+        return raw.view(self.dtype).reshape(self.shape)
+
+    def check_guards(self, stem: str) -> None:
+        """Raises CheckFailed if a byte right before or after the array is no longer poison."""
+        for where, start in (("before", int(self.memory)), ("after", self.address + self.nbytes)):
+            changed = np.flatnonzero(_download(start, self.guard_bytes) != POISON)
+            if len(changed):
+                nearest = self.guard_bytes - changed[-1] if where == "before" else changed[0] + 1
+                raise CheckFailed(
+                    f"{stem} wrote outside {self.name}",
+                    why=f"{len(changed)} bytes {where} it changed, the nearest {nearest} away",
+                    hint="run the kernel under compute-sanitizer for the line",
+                )
+
+
+@dataclass(frozen=True)
+class DeviceLaunch:
+    """A launch with everything in place: calling it launches once more, without waiting."""
+
+    stem: str
+    outputs: Mapping[str, DeviceArray]
+    buffers: Mapping[str, DeviceArray]  # outputs and workspaces
+    inputs: Mapping[str, Any]  # kept alive
+    launch: Callable[[], None]
+
+    def __call__(self) -> None:
+        with _device(self.stem):
+            self.launch()
+
+
+def launch_on_device(
+    kernel: Kernel, arrays: Mapping[str, Any], launch: Launch, *, guard: bool = False
+) -> DeviceLaunch:
+    """Launch without waiting and leave the outputs on the device.
+
+    Device arrays are used where they are; host arrays are uploaded. Errors and ``guard`` as of
+    GpuRunner.
+    """
+    if launch.grid > MAX_GRID:
+        raise UsageError(
+            f"{kernel.stem} would need {launch.grid:,} thread blocks",
+            why=f"a CUDA grid has at most {MAX_GRID:,}",
+            hint="split the batch into several calls",
+        )
+    with _device(kernel.stem):
+        heap = _Heap(GUARD_BYTES if guard else 0)
+        inputs = _inputs(kernel, arrays, launch, heap)
+        sizes = {**launch.outputs, **launch.workspaces}
+        buffers = {name: heap.empty(name, shape, DTYPES[d]) for name, (shape, d) in sizes.items()}
+        bound = _bind(kernel, inputs, buffers, launch)
+        outputs = {name: buffers[name] for name in launch.outputs}
+        call = DeviceLaunch(kernel.stem, outputs, buffers, inputs, bound)
+        call()
+    return call
+
+
+def pack_arguments(
+    arguments: tuple[tuple[str, str], ...],
+    pointers: Mapping[str, int],
+    scalars: Mapping[str, Scalar],
+) -> tuple[list[str], list[int | float]]:
+    """struct formats and values of a kernel's arguments, in the order of ``arguments``.
+
+    Natural alignment is the ABI's for these types. Raises UsageError for a null pointer, a missing
+    value and a value outside its type.
+    """
+    formats, values = [FORMATS[kind] for _, kind in arguments], []
+    for (name, _), form in zip(arguments, formats, strict=True):
+        value = pointers.get(name) if form == "P" else scalars.get(name)
+        parts = value if isinstance(value, tuple) else (value,)
+        values += [_checked(name, form, part) for part in parts]
+    return formats, values
+
+
+def _checked(name: str, form: str, value: int | float | None) -> int | float:
+    if value is None or (form == "P" and value == 0):
+        raise UsageError(f"kernel argument {name} has no value")
+    value = float(value) if form == "f" else int(value)
+    try:
+        struct.pack("<Q" if form == "P" else f"<{form[0]}", value)
+    except (struct.error, OverflowError) as error:
+        raise UsageError(f"kernel argument {name} cannot be {value}", why=str(error)) from error
+    return value
+
+
+def available() -> str | None:
+    """None when kernels can run here, else the reason why not. Never raises."""
+    try:
+        _primary_context()
+    except MissingToolError as error:
+        return error.what
+    return None
+
+
+def device() -> dict[str, Any]:
+    """Name, compute capability, SM count and driver of the device, as JSON-able values."""
+    with _device():
+        gpu = _driver().Context.get_device()
+        return {
+            "name": gpu.name(),
+            "compute_capability": list(gpu.compute_capability()),
+            "sm_count": gpu.multiprocessor_count,
+            "memory_bytes": gpu.total_memory(),
+            "cuda_driver": _driver().get_driver_version(),
+        }
+
+
+def time_launches(
+    launch: Callable[[], object], count: int, meanwhile: Callable[[], object] = lambda: None
+) -> float:
+    """Seconds a launch takes: CUDA events around ``count`` of them on the default stream.
+
+    ``meanwhile`` is called once they are queued, while the device works.
+    """
+    with _device():
+        start, end = _driver().Event(), _driver().Event()
+        start.record()
+        for _ in range(count):
+            launch()
+        end.record()
+        meanwhile()
+        end.synchronize()
+        return float(start.time_till(end)) * 1e-3 / count
+
+
+# ---- Context ------------------------------------------------------------------------------------
+
+_HINT = "install fasim[gpu] on a machine with an NVIDIA driver"
+
+
+def _driver() -> Any:
+    import pycuda.driver
+
+    return pycuda.driver
+
+
+@cache
+def _primary_context() -> Any:
+    """The device's primary context, retained once. Raises MissingToolError (not cached) if none."""
+    if find_spec("pycuda") is None:
+        raise MissingToolError("pycuda is not installed", hint=_HINT)
+    try:
+        driver = _driver()
+        driver.init()
+        return driver.Device(0).retain_primary_context()
+    except Exception as error:  # pycuda raises its own types, and ImportError without a driver
+        raise MissingToolError("pycuda finds no CUDA device", why=str(error), hint=_HINT) from error
+
+
+@contextmanager
+def _device(what: str = "the device") -> Iterator[None]:
+    """The primary context made current, and popped on every way out.
+
+    Whatever the driver reports inside becomes a DeviceFault of ``what``.
+    """
+    context, driver = _primary_context(), _driver()
+    try:
+        context.push()
+        try:
+            yield
+        finally:
+            with suppress(driver.Error):  # after a fault this reports the same fault again
+                driver.Context.pop()
+    except driver.Error as error:
+        raise DeviceFault(
+            f"{what} failed on the device",
+            why=str(error),
+            hint="run it under compute-sanitizer for the place",
+        ) from error
+
+
+@atexit.register
+def _forget() -> None:
+    """Free modules and context while the driver still stands."""
+    _function.cache_clear()
+    _primary_context.cache_clear()
+
+
+# ---- Launching ----------------------------------------------------------------------------------
+
+
+def _bind(
+    kernel: Kernel, inputs: Mapping[str, _Input], buffers: Mapping[str, DeviceArray], launch: Launch
+) -> Callable[[], None]:
+    """The launch as a call without arguments. An empty grid launches nothing."""
+    if launch.grid == 0:
+        return lambda: None
+    function = _function(kernel)
+    pointers = {name: array.address for name, array in inputs.items()}
+    pointers |= {name: array.address for name, array in buffers.items()}
+    arguments = kernel.plan.kernel.arguments
+    formats, values = pack_arguments(arguments, pointers, _scalars(launch, inputs))
+    if launch.smem_bytes > OPT_IN_SMEM_BYTES:
+        attribute = _driver().function_attribute.MAX_DYNAMIC_SHARED_SIZE_BYTES
+        function.set_attribute(attribute, launch.smem_bytes)
+    function.prepare(formats)
+    grid, block, smem = (launch.grid, 1), (launch.block, 1, 1), launch.smem_bytes
+    return lambda: function.prepared_call(grid, block, *values, shared_size=smem)
+
+
+def _scalars(launch: Launch, inputs: Mapping[str, _Input]) -> dict[str, Scalar]:
+    """The launch's scalars with the strides of the arrays that are really passed."""
+    steps = {name: array.strides for name, array in inputs.items()}
+    steps |= {name: contiguous_strides(shape) for name, (shape, _) in launch.outputs.items()}
+    actual = {f"{name}_strides": strides[:3] for name, strides in steps.items()}
+    return {**launch.scalars, **{k: v for k, v in actual.items() if k in launch.scalars}}
+
+
+@cache
+def _function(kernel: Kernel) -> Any:
+    """The loaded kernel, compiled for this device: one module a process for each source."""
+    capability = _driver().Context.get_device().compute_capability()
+    binary = compile_kernel(kernel, arch=target_arch(kernel.plan.kernel.arch, capability))
+    module = _driver().module_from_buffer(binary.cubin.read_bytes())
+    return module.get_function(kernel.stem)
+
+
+def target_arch(built_for: str, capability: tuple[int, int]) -> str | None:
+    """The arch to compile for, None if the plan's own runs on a device of this capability.
+
+    Machine code runs on later devices of its major version; ``sm_90a`` on 9.0 alone. Raises
+    UsageError when the kernel needs a device this one is not.
+    """
+    number, specific = built_for.removeprefix("sm_").rstrip("a"), built_for.endswith("a")
+    wanted, here = divmod(int(number), 10), tuple(capability)
+    if wanted == here or (not specific and wanted[0] == here[0] and wanted < here):
+        return None
+    if specific or wanted > here:
+        raise UsageError(
+            f"a kernel for {built_for} does not run on this device",
+            why=f"its compute capability is {here[0]}.{here[1]}",
+            hint="plan again with --gpu auto",
+        )
+    return f"sm_{here[0]}{here[1]}"
+
+
+# ---- Memory -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Input:
+    """An array the kernel reads: where it is, its strides in elements, and what keeps it alive."""
+
+    address: int
+    strides: tuple[int, ...]
+    owner: Any
+
+
+@dataclass(frozen=True)
+class _View:
+    """Shape, strides (bytes), first address and type of an array, on host or device."""
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    address: int
+    typestr: str
+
+    @classmethod
+    def of(cls, interface: Mapping[str, Any]) -> _View:
+        shape, typestr = tuple(interface["shape"]), str(interface["typestr"])
+        item = np.dtype(typestr).itemsize
+        steps = interface.get("strides") or tuple(n * item for n in contiguous_strides(shape))
+        return cls(shape, tuple(steps), interface["data"][0], typestr)
+
+    def span_bytes(self) -> int:
+        """Bytes from the first element to the end of the last, for strides that do not go back."""
+        if 0 in self.shape:
+            return 0
+        last = sum((n - 1) * step for n, step in zip(self.shape, self.strides, strict=True))
+        return last + np.dtype(self.typestr).itemsize
+
+
+def why_copy(view: _View, align: int) -> str:
+    """Why a kernel that copies ``align`` bytes at a time cannot follow a layout; "" if it can."""
+    if 0 in view.shape:
+        return ""
+    item = np.dtype(view.typestr).itemsize
+    used = [step for n, step in zip(view.shape, view.strides, strict=True) if n > 1]
+    if any(step < 0 for step in used):
+        return "it has negative strides"
+    if view.shape[-1] > 1 and view.strides[-1] != item:
+        return "its last dimension is not contiguous"
+    outer = [step for n, step in zip(view.shape[:-1], view.strides, strict=False) if n > 1]
+    if view.address % align or any(step % align for step in outer):
+        return f"its rows are not aligned to {align} bytes"
+    return ""
+
+
+def _inputs(
+    kernel: Kernel, arrays: Mapping[str, Any], launch: Launch, heap: _Heap
+) -> dict[str, _Input]:
+    shapes = input_shapes(kernel, launch)
+    missing = sorted(set(shapes) - set(arrays))
+    if missing:
+        raise UsageError(f"{kernel.stem} needs an array {missing[0]}")
+    _driver().Context.synchronize()  # whatever stream the caller filled them on is done
+    return {name: _input(kernel, name, arrays[name], shape, heap) for name, shape in shapes.items()}
+
+
+def input_shapes(kernel: Kernel, launch: Launch) -> dict[str, tuple[int, ...]]:
+    """Shapes of q, k and v that a launch reads."""
+    spec = kernel.plan.kernel
+    heads, kv_heads, seq, seq_kv = (_size(launch, name) for name in SIZES)
+    batch = launch.outputs["o"][0][0]
+    return {
+        "q": (batch, heads, seq, spec.head_dim),
+        "k": (batch, kv_heads, seq_kv, spec.head_dim),
+        "v": (batch, kv_heads, seq_kv, spec.head_dim_v),
+    }
+
+
+def _size(launch: Launch, name: str) -> int:
+    value = launch.scalars[name]
+    assert isinstance(value, int)
+    return value
+
+
+def _input(kernel: Kernel, name: str, array: Any, shape: tuple[int, ...], heap: _Heap) -> _Input:
+    interface = _device_interface(name, array)
+    host = np.empty(0) if interface else _host_array(name, array)
+    view = _View.of(interface or host.__array_interface__)
+    _check_array(kernel, name, view, shape)
+    align = copy_bytes(shape[-1], kernel.plan.kernel.dtype)
+    if not interface:
+        return heap.upload(name, host, align)
+    reason = why_copy(view, align)
+    if not reason and view.address:
+        return _Input(view.address, _steps(view), array)
+    if reason:
+        warnings.warn(f"{name} is copied: {reason}", stacklevel=5)
+    return heap.upload(name, _to_host(view), align)
+
+
+def _host_array(name: str, array: Any) -> Array:
+    try:
+        return np.asarray(array)
+    except (TypeError, ValueError, RuntimeError) as error:
+        hint = "pass a NumPy array (bf16 as ml_dtypes.bfloat16) or a device array"
+        raise UsageError(f"{name} is not an array", why=str(error), hint=hint) from error
+
+
+def _device_interface(name: str, array: Any) -> dict[str, Any] | None:
+    """The array's __cuda_array_interface__, None for a host array."""
+    try:
+        interface: dict[str, Any] | None = getattr(array, "__cuda_array_interface__", None)
+    except RuntimeError as error:  # torch's way of refusing a tensor that requires grad
+        raise UsageError(f"{name} cannot be read", why=str(error), hint="detach it") from error
+    return interface
+
+
+def _check_array(kernel: Kernel, name: str, view: _View, shape: tuple[int, ...]) -> None:
+    dtype = kernel.plan.kernel.dtype
+    if view.typestr != DTYPES[dtype].str:
+        raise UsageError(
+            f"{name} has type {_type_name(view.typestr)}, this kernel takes {dtype}",
+            hint=f"convert it to {dtype} first; nothing is converted silently",
+        )
+    if view.shape != shape:
+        raise UsageError(
+            f"{name} has shape {view.shape}, this launch needs {shape}",
+            hint="shapes are (batch, heads, seq, head_dim)",
+        )
+
+
+def _type_name(typestr: str) -> str:
+    names = {dtype.str: name for name, dtype in DTYPES.items()}
+    return names.get(typestr) or np.dtype(typestr).name
+
+
+def _bytes_of(array: Array, view: _View) -> Array:
+    """The host memory an array spans, its gaps included."""
+    plain = array.view(np.dtype(f"V{array.itemsize}"))
+    count = view.span_bytes() // array.itemsize
+    flat = np.lib.stride_tricks.as_strided(plain, (count,), (array.itemsize,))
+    return flat.view(np.uint8)
+
+
+def _steps(view: _View) -> tuple[int, ...]:
+    """Strides in elements; those of dimensions with one element do not matter and become 0."""
+    item = np.dtype(view.typestr).itemsize
+    return tuple(
+        step // item if n > 1 else 0 for n, step in zip(view.shape, view.strides, strict=True)
+    )
+
+
+def _to_host(view: _View) -> Array:
+    """A host copy of a device array of any layout."""
+    dtype, steps = np.dtype(view.typestr), view.strides
+    below = sum((n - 1) * min(step, 0) for n, step in zip(view.shape, steps, strict=True))
+    forward = replace(view, strides=tuple(map(abs, steps)))
+    raw = _download(view.address + below, forward.span_bytes())
+    return np.ndarray(view.shape, dtype, raw, offset=-below, strides=steps)
+
+
+class _Heap:
+    """New device arrays, each between guard zones of ``guard_bytes``."""
+
+    def __init__(self, guard_bytes: int) -> None:
+        self.guard_bytes = guard_bytes
+
+    def empty(self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> DeviceArray:
+        """An array of poison. Raises NoPlanError if it does not fit."""
+        driver, nbytes = _driver(), max(math.prod(shape) * dtype.itemsize, DUMMY_BYTES)
+        total = nbytes + 2 * self.guard_bytes
+        try:
+            memory = driver.mem_alloc(total)
+        except driver.MemoryError as error:
+            raise NoPlanError(
+                f"{name} does not fit on the device",
+                why=f"it needs {total:,} bytes, {driver.mem_get_info()[0]:,} are free",
+                hint="shorten seq or the batch",
+            ) from error
+        driver.memset_d8(int(memory), POISON, total)
+        return DeviceArray(name, memory, shape, dtype, nbytes, self.guard_bytes)
+
+    def upload(self, name: str, array: Array, align: int) -> _Input:
+        """A host array with the gaps between its rows, so that its strides stay what they are."""
+        if why_copy(replace(_View.of(array.__array_interface__), address=0), align):
+            array = np.ascontiguousarray(array)
+        view = _View.of(array.__array_interface__)
+        buffer = self.empty(name, (view.span_bytes(),), np.dtype(np.uint8))
+        if view.span_bytes():
+            _driver().memcpy_htod(buffer.address, _bytes_of(array, view))
+        return _Input(buffer.address, _steps(view), buffer)
+
+
+def _download(address: int, nbytes: int) -> Array:
+    raw = np.empty(nbytes, np.uint8)
+    if nbytes:
+        _driver().memcpy_dtoh(raw, address)
+    return raw

@@ -1,0 +1,75 @@
+"""Hypothesis profiles, and skips that say why."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from functools import cache
+
+import hypothesis
+import pytest
+
+from fasim.errors import MissingToolError
+from fasim.plan import KernelSpec, Plan, Tile
+from fasim.problem import Problem
+from fasim.render import Kernel
+from fasim.runners import gpu
+from fasim.toolchain import find_nvcc
+
+hypothesis.settings.register_profile("ci", derandomize=True, max_examples=30, deadline=None)
+hypothesis.settings.register_profile("dev", max_examples=200, deadline=None)
+hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
+
+
+@cache
+def no_nvcc() -> str:
+    try:
+        find_nvcc()
+    except MissingToolError as error:
+        return error.what
+    return ""
+
+
+@cache
+def no_gpu() -> str:
+    return gpu.available() or no_nvcc()
+
+
+REASONS = {"gpu": no_gpu, "nvcc": no_nvcc}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        for name, reason in REASONS.items():
+            if item.get_closest_marker(name) and reason():
+                item.add_marker(pytest.mark.skip(reason=reason()))
+
+
+@pytest.fixture(scope="session")
+def sketch() -> Callable[..., Kernel]:
+    """A kernel of tiny tiles without text, for tests that never compile it."""
+
+    def make(
+        algo: str = "v2",
+        dtype: str = "fp32",
+        causal: bool = False,
+        head_dim: int = 16,
+        block_q: int = 16,
+        block_kv: int = 32,
+    ) -> Kernel:
+        problem = Problem(dtype=dtype, causal=causal, head_dim=head_dim)
+        spec = KernelSpec(
+            algo=algo,
+            pass_="fwd",
+            arch="sm_80",
+            dtype=dtype,
+            out_dtype=dtype,
+            head_dim=head_dim,
+            head_dim_v=head_dim,
+            tile=Tile(block_q=block_q, block_kv=block_kv, warps=1),
+            mask="causal" if causal else "full",
+        )
+        plan = Plan(problem=problem, gpu="none", kernel=spec, smem_bytes=64 << 10, registers=64)
+        return Kernel(spec.stem, "", plan)
+
+    return make

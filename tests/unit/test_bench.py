@@ -1,0 +1,104 @@
+"""How candidates are timed, with a clock that the tests turn."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import pytest
+
+from fasim import bench
+from fasim.bench import Candidate, Timing, interleave, ratio
+
+
+@dataclass
+class Clock:
+    """Every launch takes the time its candidate says."""
+
+    now: float = 0.0
+    order: list[str] = field(default_factory=list)
+
+    def candidate(self, name: str, seconds: float) -> Candidate:
+        def launch() -> None:
+            self.now += seconds
+            self.order.append(name)
+
+        return Candidate(name, launch, 2 * seconds)
+
+    def time(
+        self, launch: Callable[[], object], count: int, meanwhile: Callable[[], object]
+    ) -> float:
+        start = self.now
+        for _ in range(count):
+            launch()
+        meanwhile()
+        return (self.now - start) / count
+
+
+@pytest.fixture(autouse=True)
+def clocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench, "clock_reader", lambda: lambda: {"sm_mhz": 1700.0})
+
+
+def test_candidates_take_turns() -> None:
+    clock = Clock()
+    fast, slow = interleave(
+        [clock.candidate("fast", 0.001), clock.candidate("slow", 0.002)],
+        rounds=3,
+        launches=2,
+        timer=clock.time,
+    )
+    warm, turn = ["fast"] * 3 + ["slow"] * 3, ["fast"] * 2 + ["slow"] * 2
+    assert clock.order == warm + 3 * turn
+    assert fast.rounds == pytest.approx([0.001] * 3)
+    assert slow.seconds == pytest.approx(0.002)
+    assert slow.predicted_s == 0.004
+    assert slow.spread == pytest.approx(0, abs=1e-9)
+
+
+def test_a_slow_candidate_launches_fewer_times() -> None:
+    clock = Clock()
+    timings = interleave(
+        [clock.candidate("slow", 0.09), clock.candidate("very slow", 3.0)], timer=clock.time
+    )
+    assert [timing.launches for timing in timings] == [4, 3]
+
+
+def test_the_ratio_is_the_median_of_the_rounds() -> None:
+    fast, slow = Timing("fast", (1.0, 1.0, 2.0), 20), Timing("slow", (2.0, 3.0, 8.0), 20)
+    assert vars(ratio(fast, slow)) == {"median": 3.0, "low": 2.0, "high": 4.0}
+
+
+def test_a_timing_is_json_with_its_clocks() -> None:
+    clock = Clock()
+    (timing,) = interleave([clock.candidate("one", 0.001)], timer=clock.time)
+    document = json.loads(json.dumps(timing.to_json()))
+    assert document["clocks"] == {"sm_mhz": 1700.0}
+    assert len(document["rounds"]) == 7
+
+
+def test_without_any_reader_no_clock_is_made_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    monkeypatch.setattr(bench, "_nvml_reader", _absent)
+    monkeypatch.setattr("shutil.which", lambda name: None)
+    assert bench.clock_reader()() == {}
+
+
+def _absent() -> None:
+    raise ImportError("no pynvml")
+
+
+@pytest.mark.parametrize(
+    ("printed", "read"),
+    [
+        ("1710, 512.25, 44", {"sm_mhz": 1710.0, "power_w": 512.25, "temperature_c": 44.0}),
+        ("1710, [N/A], 44", {}),
+        ("", {}),
+    ],
+)
+def test_nvidia_smi_is_read_or_left_alone(
+    monkeypatch: pytest.MonkeyPatch, printed: str, read: dict[str, float]
+) -> None:
+    monkeypatch.setattr(bench, "_smi", lambda query: printed)
+    assert bench._smi_clocks() == read

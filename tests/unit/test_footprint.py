@@ -1,0 +1,189 @@
+"""Shared memory, registers and HBM against published kernels and hand arithmetic."""
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fasim import gpu as gpus
+from fasim.model import footprint
+from fasim.model.tiles import Tiles, padded
+from fasim.plan import Tile
+from fasim.problem import Problem
+
+KIB, MIB, GIB = 2**10, 2**20, 2**30
+
+# FlashAttention-3's forward tiles: dtype, d, dv, M, N, P in shared memory, bytes (without barriers
+# and, for e4m3, without the copy of V that FA3 transposes itself).
+FA3_TILES = [
+    ("bf16", 64, 64, 192, 192, True, 196_608),
+    ("bf16", 64, 64, 192, 128, False, 90_112),
+    ("bf16", 96, 96, 192, 144, True, 202_752),
+    ("bf16", 128, 128, 128, 176, False, 212_992),
+    ("bf16", 128, 128, 128, 128, False, 163_840),
+    ("bf16", 192, 192, 128, 112, False, 221_184),
+    ("bf16", 256, 256, 128, 80, False, 229_376),
+    ("e4m3", 128, 128, 128, 224, False, 188_416 - 2 * 224 * 128),
+    ("e4m3", 192, 192, 128, 160, False, 208_896 - 2 * 160 * 192),
+    ("e4m3", 256, 256, 128, 128, False, 229_376 - 2 * 128 * 256),
+]
+
+
+def one(**fields):
+    return Tiles.of([Tile(**fields)])
+
+
+@pytest.mark.parametrize(("dtype", "d", "dv", "m", "n", "shared", "expected"), FA3_TILES)
+def test_v3_shared_memory_is_that_of_fa3(dtype, d, dv, m, n, shared, expected):
+    problem = Problem(head_dim=d, head_dim_v=dv, dtype=dtype)
+    p_in = "shared" if shared else "registers"
+    tiles = one(block_q=m, block_kv=n, stages=2, warps=m // 16, p_in=p_in)
+    used = footprint.smem_bytes(problem, "v3", "fwd", tiles)[0]
+    assert used == expected + footprint.BARRIER_BYTES
+
+
+# FlashAttention-2's backward tiles, whose shared memory its launch templates state in KiB.
+@pytest.mark.parametrize(
+    ("d", "m", "n", "stages", "expected"),
+    [(64, 128, 128, 2, 144), (128, 64, 128, 2, 144), (192, 64, 64, 2, 136), (256, 64, 64, 1, 144)],
+)
+def test_v2_backward_shared_memory_is_that_of_fa2(d, m, n, stages, expected):
+    tiles = one(block_q=m, block_kv=n, stages=stages, warps=8)
+    used = footprint.smem_bytes(Problem(head_dim=d), "v2", "bwd", tiles)[0]
+    assert used == expected * KIB
+
+
+def test_v3_backward_shared_memory_is_that_of_fa4():
+    tiles = one(block_q=80, block_kv=128, stages=2, warps=8)
+    used = footprint.smem_bytes(Problem(head_dim=128), "v3", "bwd", tiles)[0]
+    assert used == 208_896 + footprint.BARRIER_BYTES
+
+
+@given(
+    st.sampled_from(["fp32", "fp16", "bf16"]),
+    st.integers(1, 256),
+    st.integers(1, 256),
+    st.sampled_from([16, 64, 128]),
+    st.sampled_from([16, 48, 256]),
+    st.sampled_from([1, 2]),
+)
+def test_v1_v2_shared_memory_by_hand(dtype, d, dv, m, n, stages):
+    problem = Problem(head_dim=d, head_dim_v=dv, dtype=dtype)
+    wide, e = max(padded(d), padded(dv)), problem.element_bytes
+    tiles = one(block_q=m, block_kv=n, stages=stages)
+    v1, v2 = (footprint.smem_bytes(problem, algo, "fwd", tiles)[0] for algo in ("v1", "v2"))
+    assert v1 == e * (m * wide + n * (padded(d) + padded(dv)))
+    assert v2 == e * wide * (m + 2 * stages * n)
+
+
+@pytest.mark.parametrize(
+    ("d", "m", "n", "accumulators"),
+    [(64, 128, 128, 64 + 128), (128, 128, 64, 128 + 64), (256, 64, 64, 128 + 32)],
+)
+def test_registers_hold_the_accumulators_of_four_warps(d, m, n, accumulators):
+    used = footprint.registers(Problem(head_dim=d), "v2", "fwd", one(block_q=m, block_kv=n))[0]
+    assert accumulators < used <= accumulators + 64
+
+
+def test_v1_scores_a_step_at_a_time():
+    wide, stepped = one(block_q=128, block_kv=512), one(block_q=128, block_kv=512, step_kv=64)
+    problem = Problem(head_dim=64)
+    per_thread = [
+        footprint.registers(problem, "v1", "fwd", t)[0]
+        - footprint.registers(problem, "v1", "fwd", one(block_q=128, block_kv=64))[0]
+        for t in (wide, stepped)
+    ]
+    assert per_thread == [32 * (512 - 64) // 32, 0]
+
+
+def test_standard_attention_keeps_s_and_p_of_every_head():
+    problem = Problem(heads=16, seq=32768, head_dim=64)
+    assert footprint.hbm(problem, "standard", "fwd").s_and_p == 16 * (2 + 2) * GIB
+
+
+@pytest.mark.parametrize(("seq", "standard_fits"), [(32768, False), (4096, True)])
+def test_v100_runs_out_of_memory_only_with_standard_attention(seq, standard_fits):
+    gpu = gpus.load("v100-32gb")
+    problem = Problem(heads=16, seq=seq, head_dim=64)
+    fits = {
+        algo: footprint.hbm(problem, algo, "fwd").total <= footprint.budget(gpu)
+        for algo in ("standard", "v1", "v2", "v3")
+    }
+    assert fits == {"standard": standard_fits, "v1": True, "v2": True, "v3": True}
+
+
+def test_longest_standard_sequence_beside_a_reserve():
+    problem = Problem(heads=16, head_dim=64)
+    longest = footprint.max_seq(problem, "standard", "fwd", gpus.load("v100-32gb"), 14 * GIB)
+    assert 16_700 <= longest <= 17_300
+
+
+@given(
+    st.sampled_from(["standard", "v1", "v2", "v3"]),
+    st.sampled_from(["fwd", "bwd", "train"]),
+    st.integers(1, 64),
+    st.sampled_from([None, 77, 4096]),
+)
+def test_max_seq_is_the_edge(algo, pass_, batch, seq_kv):
+    gpu = gpus.load("a10")
+    problem = Problem(batch=batch, seq=4000, seq_kv=seq_kv)
+    longest = footprint.max_seq(problem, algo, pass_, gpu)
+
+    def fits(seq):
+        moved = problem.with_(seq=seq, seq_kv=seq_kv or seq)
+        return footprint.hbm(moved, algo, pass_).total <= footprint.budget(gpu)
+
+    assert fits(longest)
+    assert not fits(longest + 1)
+
+
+def test_no_sequence_fits_beside_too_large_a_reserve():
+    assert footprint.max_seq(Problem(), "v2", "fwd", gpus.load("a10"), 2**50) == 0
+
+
+def test_training_saves_p_or_o_and_lse():
+    problem = Problem(batch=2, heads=8, seq=2048, head_dim=64)
+    rows = 2 * 8 * 2048
+    assert footprint.hbm(problem, "standard", "train").saved == rows * 2048 * 2
+    assert footprint.hbm(problem, "v2", "train").saved == rows * (64 * 2 + 4)
+
+
+def test_training_needs_at_least_either_pass():
+    problem = Problem(seq=8192)
+    for algo in ("standard", "v1", "v2", "v3"):
+        fwd, bwd, train = (footprint.hbm(problem, algo, p).total for p in ("fwd", "bwd", "train"))
+        assert max(fwd, bwd) <= train < fwd + bwd
+
+
+def test_a_window_saves_standard_attention_no_memory():
+    """Public report: window 512 at 40,320 tokens of head_dim 2 still builds 48.45 GiB of scores."""
+    problem = Problem(heads=16, seq=40320, head_dim=2, window=(256, 256))
+    standard = footprint.hbm(problem, "standard", "fwd")
+    flash = footprint.hbm(problem, "v2", "fwd")
+    assert standard.s_and_p / 2 / GIB == pytest.approx(48.45, abs=0.005)
+    assert flash.total / MIB == pytest.approx(9.84 + 2.46, abs=0.01)
+    gpu = gpus.load("4090")
+    assert standard.total > footprint.budget(gpu) > flash.total
+
+
+def test_llama3_8b_layer():
+    problem = Problem(heads=32, kv_heads=8, seq=8192, dtype="bf16", causal=True)
+    assert footprint.compulsory(problem) == 160 * MIB
+    assert footprint.hbm(problem, "standard", "fwd").s_and_p == 8 * GIB
+    assert footprint.hbm(problem, "v2", "fwd").total == 161 * MIB
+
+
+def test_hbm_total_is_the_sum_of_its_parts():
+    need = footprint.HbmBytes(inputs=1, outputs=2, s_and_p=4, saved=8, workspace=16)
+    assert need.total == 31
+
+
+def test_budget_leaves_the_driver_its_share():
+    gpu = gpus.load("h200")
+    assert footprint.budget(gpu, 5) == pytest.approx(gpu.hbm_bytes - 0.6 * GIB - 5, abs=1)
+
+
+def test_padding_is_to_sixteen():
+    assert [padded(d) for d in (1, 16, 40, 80, 255)] == [16, 16, 48, 80, 256]
+    assert math.isclose(1 - 40 / padded(40), 1 / 6)

@@ -1,0 +1,112 @@
+"""The imports point one way, and the rules a reader relies on hold everywhere."""
+
+import ast
+import configparser
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+MODULES = sorted((ROOT / "fasim").rglob("*.py"))
+
+# Each module may import only from modules of a lower layer, or of its own package.
+LAYERS = (
+    {"errors", "units"},
+    {"problem", "settings", "screen"},
+    {"gpu", "plan", "reference", "tiled", "files", "presets", "toolchain"},
+    {"model", "render"},
+    {"planner", "compile", "runners"},
+    {"comparison", "catalogue", "properties", "peers"},
+    {"bench", "options", "doctor", "show", "__init__"},
+    {"demo"},
+    {"cli"},
+    {"__main__"},
+)
+
+
+def name_of(path: Path) -> str:
+    parts = path.relative_to(ROOT / "fasim").with_suffix("").parts
+    return parts[0] if parts[0] != "gpus" else "gpu"
+
+
+def layer_of(name: str) -> int:
+    found = [depth for depth, names in enumerate(LAYERS) if name in names]
+    assert found, f"fasim.{name} has no layer: add it to LAYERS"
+    return found[0]
+
+
+def imports(path: Path) -> set[str]:
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return found
+
+
+def fasim_imports(path: Path) -> set[str]:
+    return {name.split(".")[1] for name in imports(path) if name.startswith("fasim.")}
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_imports_point_down(path: Path) -> None:
+    own = name_of(path)
+    for other in fasim_imports(path) - {own, "__version__"}:
+        assert layer_of(other) < layer_of(own), f"fasim.{own} imports fasim.{other}"
+
+
+@pytest.mark.parametrize(
+    ("package", "allowed"), [("pycuda", {"runners/gpu.py"}), ("torch", {"peers.py", "torch.py"})]
+)
+def test_one_home_per_heavy_package(package: str, allowed: set[str]) -> None:
+    for path in MODULES:
+        if any(name.split(".")[0] == package for name in imports(path)):
+            assert str(path.relative_to(ROOT / "fasim")) in allowed
+
+
+def test_model_and_reference_know_nothing_of_templates_or_runners() -> None:
+    for path in [*(ROOT / "fasim/model").glob("*.py"), ROOT / "fasim/reference.py"]:
+        assert not fasim_imports(path) & {"render", "compile", "runners", "tiled", "planner"}
+
+
+def test_asm_lives_in_ptx_only() -> None:
+    for path in (ROOT / "templates").rglob("*.cu*"):
+        code = re.sub(r"//.*", "", path.read_text())
+        assert (path.parent.name == "ptx") or not re.search(r"\basm\b", code), path
+
+
+def test_every_ptx_file_can_be_switched_off_for_an_emulator() -> None:
+    for path in (ROOT / "templates/ptx").iterdir():
+        text = path.read_text()
+        assert text.startswith("namespace ptx {\n#ifndef FASIM_EMULATE\n"), path
+        assert text.endswith("#endif\n}  // namespace ptx\n"), path
+
+
+def test_kernels_include_no_header() -> None:
+    for path in (ROOT / "templates").rglob("*.cu*"):
+        assert path.name == "main.cu" or "#include" not in path.read_text(), path
+
+
+def test_setup_cfg_lists_every_package() -> None:
+    config = configparser.ConfigParser()
+    config.read(ROOT / "setup.cfg")
+    listed = set(config["options"]["packages"].split())
+    present = {
+        "fasim" if path.parent.name == "fasim" else f"fasim.{path.parent.name}"
+        for path in MODULES
+        if path.name == "__init__.py"
+    }
+    assert listed == present | {"fasim.templates"}
+
+
+def test_functions_are_short() -> None:
+    lengths = {
+        f"{path.relative_to(ROOT)}:{node.name}": len(ast.unparse(node).splitlines())
+        for path in MODULES
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.FunctionDef)
+    }
+    longest = max(lengths, key=lengths.__getitem__)
+    assert lengths[longest] <= 60, f"{longest} has {lengths[longest]} lines"

@@ -1,0 +1,86 @@
+"""Plans: the freeze point, JSON in and out, launches."""
+
+import dataclasses
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fasim.errors import UsageError
+from fasim.plan import KernelSpec, Plan, Tile, contiguous_strides, copy_bytes
+from fasim.problem import Problem
+
+SPEC = KernelSpec(
+    algo="v2", pass_="fwd", arch="sm_80", dtype="fp16", out_dtype="fp16", head_dim=64,
+    head_dim_v=64, tile=Tile(block_q=128, block_kv=64),
+)  # fmt: skip
+PLAN = Plan(
+    problem=Problem(head_dim=64), gpu="a100", kernel=SPEC, smem_bytes=32768, registers=200
+)
+
+
+def test_json_round_trip() -> None:
+    assert Plan.from_json(json.loads(json.dumps(PLAN.to_json()))) == PLAN
+
+
+@pytest.mark.parametrize("field", dataclasses.fields(KernelSpec), ids=lambda f: f.name)
+def test_every_compile_time_field_changes_the_stem(field: dataclasses.Field[Any]) -> None:
+    value = getattr(SPEC, field.name)
+    other = {bool: lambda x: not x, int: lambda x: x + 8, str: lambda x: f"{x}x"}
+    changed = Tile(block_q=64, block_kv=64) if field.name == "tile" else other[type(value)](value)
+    assert dataclasses.replace(SPEC, **{field.name: changed}).stem != SPEC.stem
+
+
+@given(st.integers(1, 5), st.integers(1, 4), st.integers(0, 1000), st.integers(0, 1000))
+def test_launch_for_any_shape(batch: int, heads: int, seq: int, seq_kv: int) -> None:
+    problem = PLAN.problem.with_(batch=batch, heads=heads, kv_heads=1, seq=seq, seq_kv=seq_kv)
+    launch = PLAN.launch_for(problem)
+    assert launch.grid == batch * heads * -(-seq // 128)
+    assert launch.scalars["q_strides"] == (heads * seq * 64, seq * 64, 64)
+    assert launch.scalars["k_strides"] == (seq_kv * 64, seq_kv * 64, 64)
+    assert launch.outputs["o"] == ((batch, heads, seq, 64), "fp16")
+    assert {name for name, kind in SPEC.arguments if kind != "ptr"} == set(launch.scalars)
+
+
+def test_v1_runs_one_block_per_head_and_asks_for_its_workspace() -> None:
+    plan = dataclasses.replace(PLAN, kernel=dataclasses.replace(SPEC, algo="v1"))
+    launch = plan.launch_for(PLAN.problem.with_(batch=2, heads=3, seq=1000))
+    assert launch.grid == 6
+    assert launch.workspaces["o_acc"] == ((2, 3, 1000, 64), "fp32")
+    assert plan.launch_for(PLAN.problem.with_(seq=0)).grid == 0
+
+
+@pytest.mark.parametrize("change", [{"head_dim": 32}, {"dtype": "bf16"}, {"causal": True}], ids=str)
+def test_a_kernel_refuses_what_it_was_not_built_for(change: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match="cannot run this problem"):
+        PLAN.launch_for(PLAN.problem.with_(**change))
+
+
+def without(name: str) -> dict[str, Any]:
+    return {key: value for key, value in PLAN.to_json().items() if key != name}
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        *map(without, PLAN.to_json()), [], {}, None,
+        PLAN.to_json() | {"schema": "fasim.plan/0"},
+        PLAN.to_json() | {"smem_bytes": "many"},
+        PLAN.to_json() | {"kernel": PLAN.to_json()["kernel"] | {"tile": {"block_q": "64"}}},
+        PLAN.to_json() | {"kernel": PLAN.to_json()["kernel"] | {"unknown": 1}},
+        PLAN.to_json() | {"problem": {"heads": -1}},
+    ],
+    ids=lambda data: str(data)[:30],
+)  # fmt: skip
+def test_malformed_plans_are_refused(data: Any) -> None:
+    with pytest.raises(UsageError) as caught:
+        Plan.from_json(data)
+    assert caught.value.hint
+
+
+def test_helpers() -> None:
+    assert contiguous_strides((2, 3, 4)) == (12, 4, 1)
+    assert [copy_bytes(d, "fp16") for d in (64, 40, 36, 34, 33)] == [16, 16, 8, 4, 2]
+    assert copy_bytes(33, "fp32") == 4

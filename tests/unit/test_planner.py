@@ -1,0 +1,450 @@
+"""What the planner chooses, refuses and explains."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fasim import gpu as gpus
+from fasim import planner
+from fasim.errors import NoPlanError, UsageError
+from fasim.legality import Case, broken, sentence
+from fasim.model.tiles import Tiles
+from fasim.plan import Plan, Tile
+from fasim.problem import Problem
+
+GIB = 2**30
+GPT2 = Problem(batch=64, heads=16, seq=1024, head_dim=64)
+
+
+def verdict(problem, gpu, algo, tile, pass_="fwd"):
+    """The sentence of the first rule a tile breaks; empty if it is legal."""
+    case = Case.of(problem, gpus.load(gpu), algo, pass_, Tiles.of([tile]))
+    place = int(broken(case)[0])
+    try:
+        return sentence(case, 0, place)
+    except IndexError:
+        return ""
+
+
+# ---- V3 against FlashAttention-3's table ---------------------------------------------------------
+
+# dtype, d, dv, M, P in shared memory, N of the table, one step of N
+FA3 = [
+    ("bf16", 64, 64, 192, True, 192, 16),
+    ("bf16", 64, 256, 128, False, 96, 16),
+    ("bf16", 96, 96, 192, True, 144, 16),
+    ("bf16", 128, 128, 128, False, 176, 16),
+    ("bf16", 192, 128, 128, False, 128, 16),
+    ("bf16", 192, 192, 128, False, 112, 16),
+    ("bf16", 256, 256, 128, False, 80, 16),
+    ("e4m3", 64, 64, 192, False, 160, 32),
+    ("e4m3", 96, 96, 192, False, 128, 32),
+    ("e4m3", 128, 128, 128, False, 224, 32),
+    ("e4m3", 192, 192, 128, False, 160, 32),
+    ("e4m3", 256, 256, 128, False, 128, 32),
+]
+
+
+def v3_tile(m, n, shared):
+    p_in = "shared" if shared else "registers"
+    return Tile(block_q=m, block_kv=n, warps=m // 16, stages=2, p_in=p_in)
+
+
+def largest_legal(dtype, d, dv, m, shared):
+    problem = Problem(head_dim=d, head_dim_v=dv, dtype=dtype)
+    legal = [
+        n for n in range(8, 257, 8) if not verdict(problem, "h200", "v3", v3_tile(m, n, shared))
+    ]
+    return max(legal)
+
+
+def test_largest_legal_block_kv_is_fa3s():
+    steps = [abs(largest_legal(*case[:5]) - case[5]) // case[6] for case in FA3]
+    assert steps.count(0) >= 9
+    assert max(steps) <= 1
+
+
+@pytest.mark.parametrize("case", FA3)
+def test_every_published_fa3_tile_is_legal(case):
+    dtype, d, dv, m, shared, n, _ = case
+    problem = Problem(head_dim=d, head_dim_v=dv, dtype=dtype)
+    assert verdict(problem, "h200", "v3", v3_tile(m, n, shared)) == ""
+
+
+# ---- legality: one sentence each -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("algo", "gpu", "problem", "tile", "expected"),
+    [
+        ("v2", "a100-80gb", {"head_dim": 64}, {"block_q": 256, "block_kv": 64},
+         "registers 320 per thread exceed 255"),
+        ("v2", "a100-80gb", {"head_dim": 256}, {"block_q": 128, "block_kv": 64},
+         "registers 376 per thread exceed 255"),
+        ("v2", "a100-80gb", {"head_dim": 192}, {"block_q": 128, "block_kv": 64},
+         "registers 312 per thread exceed 255"),
+        ("v2", "a100-80gb", {"head_dim": 256}, {"block_q": 128, "block_kv": 64, "stages": 2},
+         "shared memory 192.0 KiB exceeds 163.0 KiB"),
+        ("v2", "a100-80gb", {}, {"block_q": 100, "block_kv": 64},
+         "block_q 100 is no multiple of 16 rows x 4 warps = 64"),
+        ("v2", "a100-80gb", {}, {"block_q": 64, "block_kv": 24},
+         "block_kv 24 is no multiple of the 16 keys of one fp16 matmul step"),
+        ("v2", "a100-80gb", {"head_dim": 16}, {"block_q": 192, "block_kv": 16},
+         "48 rows per warp are not 16 or 32"),
+        ("v2", "h200", {}, {"block_q": 128, "block_kv": 64, "step_kv": 32},
+         "step_kv 32 differs from block_kv 64"),
+        ("v1", "h200", {}, {"block_q": 64, "block_kv": 64, "stages": 2},
+         "2 stages, but v1 copies and computes in turn"),
+        ("v1", "h200", {}, {"block_q": 64, "block_kv": 96, "step_kv": 64},
+         "block_kv 96 is no multiple of step_kv 64, or that not of 16"),
+        ("v2", "h200", {"head_dim": 16}, {"block_q": 1024, "block_kv": 16, "warps": 64},
+         "2048 threads exceed 1024 per block"),
+        ("v3", "h200", {}, {"block_q": 192, "block_kv": 208, "warps": 12, "stages": 2},
+         "shared memory 257.0 KiB exceeds 227.0 KiB"),
+        ("v3", "h200", {}, {"block_q": 192, "block_kv": 128, "warps": 12, "stages": 2},
+         "registers 188 per thread exceed 160"),
+        ("v3", "h200", {"dtype": "e4m3"}, {"block_q": 128, "block_kv": 80, "warps": 8, "stages": 2},
+         "block_kv 80 is no multiple of the 32 keys of one e4m3 matmul step"),
+        ("v3", "h200", {"head_dim": 16}, {"block_q": 128, "block_kv": 272, "warps": 8},
+         "block_kv 272 exceeds the 256 columns of a wgmma"),
+        ("v3", "h200", {}, {"block_q": 128, "block_kv": 64, "warps": 4},
+         "block_q 128 is not 64 rows for each of 1 consumer warpgroups"),
+        ("v3", "h200", {}, {"block_q": 256, "block_kv": 64, "warps": 16},
+         "16 consumer warps are not 1, 2 or 3 warpgroups"),
+        ("v2", "h200", {"batch": 2**20, "heads": 2**10, "seq": 512, "head_dim": 16},
+         {"block_q": 64, "block_kv": 64}, "grid 8589934592 exceeds 2147483647 blocks"),
+    ],
+)  # fmt: skip
+def test_the_rule_a_tile_breaks_says_so(algo, gpu, problem, tile, expected):
+    assert verdict(Problem(**problem), gpu, algo, Tile(**tile)) == expected
+
+
+@pytest.mark.parametrize("pass_", ["fwd", "bwd"])
+@pytest.mark.parametrize(("gpu", "limit"), [("4090", 99), ("3090", 99), ("a10", 99), ("t4", 64)])
+def test_no_offered_tile_exceeds_shared_memory(gpu, limit, pass_):
+    """Public report: kernels that need 131,074 bytes on cards that allow 101,376."""
+    problem = Problem(seq=2048, causal=True, pass_=pass_)
+    entry = planner.plan(problem, gpus.load(gpu), "v2", top=50)
+    for offered in (entry, *entry.alternatives):
+        assert 0 < offered.smem_bytes <= limit * 1024
+    assert any("KiB exceeds" in why or "exceed" in why for _, why in entry.rejected)
+
+
+def test_two_stages_fit_99_kib_and_three_do_not():
+    fits, exceeds = (
+        verdict(Problem(), "4090", "v2", Tile(block_q=128, block_kv=32, stages=s)) for s in (2, 5)
+    )
+    assert fits == ""
+    assert exceeds == "shared memory 112.0 KiB exceeds 99.0 KiB"
+
+
+# ---- choices -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("gpu", "head_dim", "causal", "expected"),
+    [
+        ("a100-80gb", 64, False, "128x128"),
+        ("a100-80gb", 128, False, "128x64"),
+        ("3090", 128, True, "64x64"),
+        ("3090", 128, False, "128x32"),
+    ],
+)
+def test_the_best_tile_is_fa2s(gpu, head_dim, causal, expected):
+    problem = Problem(batch=8, heads=2048 // head_dim, seq=2048, head_dim=head_dim, causal=causal)
+    best = planner.plan(problem, gpus.load(gpu), "v2")
+    assert str(best.tile) == expected
+    assert (best.tile.warps, best.tile.stages) == (4, 1)
+
+
+def test_the_papers_tile():
+    """M = 100 KiB of fp16 and d = 64: B_c = ceil(51200 / 256), B_r = d."""
+    assert planner.paper_tile(51200, 64) == (64, 200)
+    assert planner.paper_tile(51201, 64) == (64, 201)
+    assert planner.paper_tile(16384, 128) == (32, 32)
+
+
+def test_v1_tries_the_papers_tile():
+    gpu = gpus.load("a100-80gb")
+    paper = planner.rounded_paper_tile(GPT2, gpu)
+    assert (paper.block_q, paper.block_kv) == (64, 320)  # 64 x 326 before rounding
+    tried = planner.candidates(GPT2, gpu, "v1", "fwd")
+    assert paper in [tried.tile(i) for i in range(len(tried))]
+    assert verdict(GPT2, "a100-80gb", "v1", paper) == ""
+
+
+@pytest.mark.parametrize(("tile", "issued"), [((64, 256), 2.61), ((128, 512), 1.23)])
+def test_v1_judges_the_tiles_of_the_papers_plot(tile, issued):
+    entry = planner.plan(GPT2, gpus.load("a100-80gb"), "v1", tile=tile)
+    assert (entry.tile.block_q, entry.tile.block_kv) == tile
+    assert entry.issued.total / 1e9 == pytest.approx(issued, rel=0.01)
+    assert entry.paper / 1e9 == pytest.approx({256: 1.95, 512: 1.11}[tile[1]], rel=0.01)
+
+
+def test_a_judged_tile_is_completed_never_changed():
+    gpu = gpus.load("a100-80gb")
+    entry = planner.plan(Problem(), gpu, "v2", tile=(128, 64))
+    assert str(entry.tile) == "128x64"
+    whole = Tile(block_q=64, block_kv=32, warps=2, stages=2)
+    judged = planner.plan(Problem(), gpu, "v2", tile=whole).tile
+    assert (judged.block_q, judged.block_kv, judged.warps, judged.stages) == (64, 32, 2, 2)
+
+
+@pytest.mark.parametrize(
+    ("tile", "why"),
+    [
+        ((128, 24), "block_kv 24 is no multiple of the 16 keys"),
+        ((1024, 64), "exceed"),
+        (Tile(block_q=128, block_kv=64, warps=4, stages=5), "KiB exceeds"),
+    ],
+)
+def test_an_illegal_tile_is_refused_with_the_rule(tile, why):
+    with pytest.raises(NoPlanError) as refused:
+        planner.plan(Problem(), gpus.load("a100-80gb"), "v2", tile=tile)
+    assert why in refused.value.why
+
+
+@pytest.mark.parametrize(
+    "tile", [(0, 64), (128, 0), (-64, 64), Tile(block_q=128, block_kv=64, warps=0)]
+)
+def test_counts_must_be_positive(tile):
+    with pytest.raises(UsageError, match="is not a tile"):
+        planner.plan(Problem(), gpus.load("a100-80gb"), "v2", tile=tile)
+
+
+# ---- what runs where -----------------------------------------------------------------------------
+
+
+def reasons(gpu, **options):
+    return {
+        e.algo: (e.available, e.generable, e.reason)
+        for e in planner.compare(Problem(**options), gpus.load(gpu))
+    }
+
+
+def test_v3_needs_a_hopper():
+    for gpu in ("5090", "b200", "a100-80gb", "v100-32gb"):
+        assert reasons(gpu)["v3"] == (
+            False,
+            False,
+            "needs wgmma and TMA, which exist only on sm_90a; use --algo v2",
+        )
+    assert reasons("h200")["v3"][0]
+
+
+def test_v100_is_planned_not_generated():
+    found = reasons("v100-32gb")
+    for algo in ("v1", "v2"):
+        available, generable, reason = found[algo]
+        assert (available, generable) == (True, False)
+        assert "m8n8k4" in reason
+        assert "sm_70" in reason
+    assert reasons("v100-32gb", dtype="bf16")["v2"] == (
+        False,
+        False,
+        "v100-sxm2-32gb has no bf16 tensor cores",
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "word"),
+    [
+        ({"window": (10, 0)}, "window"),
+        ({"softcap": 1.0}, "softcap"),
+        ({"bias": "alibi"}, "alibi"),
+        ({"varlen": True}, "varlen"),
+        ({"dtype": "e4m3"}, "e4m3"),
+        ({"pass_": "bwd"}, "backward"),
+        ({"pass_": "train"}, "backward"),
+    ],
+)
+def test_what_is_missing_is_named(options, word):
+    available, generable, reason = reasons("4090", **options)["v2"]
+    assert available
+    assert not generable
+    assert word in reason
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "fp16", "bf16"])
+@pytest.mark.parametrize("gpu", ["a100-80gb", "a10", "l4", "h200", "b200", "5090"])
+def test_v1_and_v2_are_generated_from_ampere_on(gpu, dtype):
+    arch = "sm_{}{}".format(*gpus.load(gpu).compute_capability)
+    for algo in ("v1", "v2"):
+        entry = planner.plan(Problem(dtype=dtype, causal=True), gpus.load(gpu), algo)
+        assert entry.generable
+        assert entry.reason == ""
+        assert entry.plan.kernel.arch == arch
+        assert entry.plan.smem_bytes == entry.smem_bytes
+
+
+def test_compare_has_four_entries_and_auto_takes_the_fastest():
+    gpu, problem = gpus.load("h200"), Problem(batch=4)
+    entries = planner.compare(problem, gpu)
+    assert [e.algo for e in entries] == ["standard", "v1", "v2", "v3"]
+    fastest = min((e for e in entries if e.available), key=lambda e: e.time.seconds)
+    assert planner.plan(problem, gpu).algo == fastest.algo == "v3"
+
+
+def test_auto_skips_what_does_not_fit():
+    entry = planner.plan(Problem(seq=32768, head_dim=64), gpus.load("v100-32gb"))
+    assert entry.algo == "v2"
+
+
+def test_v100_memory_story():
+    gpu = gpus.load("v100-32gb")
+    long = {e.algo: e for e in planner.compare(Problem(seq=32768, head_dim=64), gpu)}
+    assert [long[a].fits for a in ("standard", "v1", "v2")] == [False, True, True]
+    assert long["standard"].hbm.s_and_p == 64 * GIB
+    assert all(e.fits for e in planner.compare(Problem(seq=4096, head_dim=64), gpu))
+    tight = planner.compare(Problem(seq=4096, head_dim=64), gpu, reserve=14 * GIB)[0]
+    assert tight.max_seq == pytest.approx(17_000, rel=0.02)
+
+
+def test_what_does_not_fit_is_refused_with_both_sizes():
+    with pytest.raises(NoPlanError) as refused:
+        planner.plan(Problem(seq=32768, head_dim=64), gpus.load("v100-32gb"), "standard")
+    assert "64.2 GiB of HBM" in refused.value.why
+    assert "seq that fits is" in refused.value.hint
+
+
+def test_standard_has_no_tile_to_judge():
+    with pytest.raises(NoPlanError):
+        planner.plan(Problem(), gpus.load("h200"), "standard", tile=(64, 64))
+
+
+def test_a_problem_beyond_exact_counting_is_refused():
+    huge = Problem(heads=128, seq=2**31 - 1024)
+    assert not any(e.available for e in planner.compare(huge, gpus.load("h200")))
+    with pytest.raises(NoPlanError, match="nothing runs"):
+        planner.plan(huge, gpus.load("h200"))
+
+
+def test_crossover():
+    """One head leaves a flash kernel most of the SMs idle; many heads never do."""
+    gpu = gpus.load("h200")
+    single = planner.crossover(Problem(heads=1, head_dim=256), gpus.load("a100-80gb"))
+    assert single is None or single >= 64
+    assert planner.crossover(Problem(batch=8, heads=32), gpu) is None
+
+
+# ---- training ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("algo", planner.ALGOS)
+def test_training_is_the_sum_of_its_passes(algo):
+    entry = planner.plan(GPT2.with_(pass_="train"), gpus.load("h200"), algo)
+    fwd, bwd = entry.fwd, entry.bwd
+    assert (fwd.pass_, bwd.pass_) == ("fwd", "bwd")
+    assert entry.time.seconds == pytest.approx(fwd.time.seconds + bwd.time.seconds)
+    assert entry.issued.total == fwd.issued.total + bwd.issued.total
+    assert entry.useful_flops == fwd.useful_flops + bwd.useful_flops
+    assert entry.executed_flops == fwd.executed_flops + bwd.executed_flops
+    assert entry.hbm.saved > 0
+    json.dumps(entry.to_json())
+
+
+def test_standard_training_moves_25_gb():
+    entry = planner.plan(GPT2.with_(pass_="train"), gpus.load("a100-80gb"), "standard")
+    assert entry.issued.total / 1e9 == pytest.approx(25.2, rel=0.01)
+
+
+# ---- the entry -----------------------------------------------------------------------------------
+
+
+def test_json_has_the_documented_shape():
+    entry = planner.plan(Problem(causal=True), gpus.load("a100-80gb"), "v2")
+    document = json.loads(json.dumps(entry.to_json()))
+    assert document["schema"] == "fasim.plan/1"
+    assert set(document["gpu"]) == {"name", "arch"}
+    assert set(document["launch"]) == {"grid", "block", "smem_bytes", "arch"}
+    assert {"smem_bytes", "registers_per_thread", "hbm_bytes", "fits", "max_seq"} == set(
+        document["footprint"]
+    )
+    parts = {"inputs", "outputs", "s_and_p", "saved", "workspace", "total"}
+    assert set(document["footprint"]["hbm_bytes"]) == parts
+    assert {"issued", "dram", "paper"} == set(document["traffic"])
+    assert {"useful", "executed"} == set(document["flops"])
+    assert {"blocks_per_sm", "limiter"} == set(document["occupancy"])
+    assert {"seconds", "low", "high", "bound", "terms"} == set(document["time"])
+    assert set(document["time"]["terms"]) == {"tensor", "mufu", "smem", "l2", "hbm", "launch"}
+    assert all(set(r) == {"tile", "reason"} for r in document["rejected"])
+    assert len(document["alternatives"]) == 4
+    assert Plan.from_json(document) == entry.plan
+
+
+def test_an_unavailable_entry_is_json_too():
+    entry = planner.compare(Problem(), gpus.load("5090"))[-1]
+    document = json.loads(json.dumps(entry.to_json()))
+    assert (document["available"], document["time"], document["tile"]) == (False, None, None)
+    assert document["footprint"]["max_seq"] > 0
+
+
+def test_the_launch_is_the_plans():
+    for algo in ("v1", "v2"):
+        entry = planner.plan(Problem(batch=3, seq=1000), gpus.load("a100-80gb"), algo)
+        launch = entry.plan.launch_for()
+        assert (launch.grid, launch.block, launch.smem_bytes) == (
+            entry.grid,
+            entry.block,
+            entry.smem_bytes,
+        )
+
+
+def test_the_choice_is_explained():
+    entry = planner.plan(Problem(), gpus.load("a100-80gb"), "v2")
+    text = "\n".join(entry.reasons)
+    assert "blocks of 128 threads" in text
+    assert "slower" in text
+    assert "registers 264 per thread exceed 255" in text
+    times = [e.time.seconds for e in (entry, *entry.alternatives)]
+    assert times == sorted(times)
+    assert len({str(e.tile) for e in (entry, *entry.alternatives)}) == len(times)
+
+
+# ---- any problem ---------------------------------------------------------------------------------
+
+any_problem = st.builds(
+    lambda seq, seq_kv, d, dv, dtype, causal, pass_: Problem(
+        batch=2,
+        heads=4,
+        kv_heads=2,
+        seq=seq,
+        seq_kv=seq_kv,
+        head_dim=d,
+        head_dim_v=dv,
+        dtype=dtype,
+        causal=causal,
+        pass_=pass_ if dtype != "e4m3" else "fwd",
+    ),
+    st.integers(0, 9000),
+    st.integers(0, 9000),
+    st.integers(1, 256),
+    st.integers(1, 256),
+    st.sampled_from(["fp32", "fp16", "bf16", "e4m3"]),
+    st.booleans(),
+    st.sampled_from(["fwd", "bwd"]),
+)
+
+
+@given(any_problem, st.sampled_from(gpus.names()))
+def test_compare_answers_every_problem(problem, name):
+    gpu = gpus.load(name)
+    for entry in planner.compare(problem, gpu):
+        assert entry.available or entry.reason
+        assert entry.generable or entry.reason
+        if entry.available and entry.tile:
+            assert entry.smem_bytes <= gpu.smem_per_block
+            assert 1 <= entry.blocks_per_sm <= gpu.blocks_per_sm
+            assert entry.registers <= 256
+            assert entry.time.seconds > 0
+        if entry.plan:
+            assert entry.registers <= 255
+            assert entry.plan.launch_for().grid == entry.grid
+
+
+@given(any_problem)
+def test_planning_is_deterministic(problem):
+    gpu = gpus.load("h200")
+    assert planner.compare(problem, gpu) == planner.compare(problem, gpu)

@@ -1,0 +1,207 @@
+"""The library of properties itself: what it draws, how it judges, what it reports."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fasim import properties, reference
+from fasim.errors import UsageError
+from fasim.problem import Problem
+from fasim.properties import Case, Mismatch, expected, lay_out, verify, worst_error
+from fasim.render import Kernel
+from fasim.runners.numpy import NumpyRunner
+
+Sketch = Callable[..., Kernel]
+
+
+@given(data=st.data())
+def test_cases_are_problems_the_kernel_serves(sketch: Sketch, data: Any) -> None:
+    kernel = sketch(dtype="bf16", causal=True)
+    case = data.draw(properties.cases(kernel.plan))
+    problem = case.problem(kernel.plan)
+    kernel.plan.launch_for(problem)
+    arrays = case.arrays(kernel.plan)
+    assert arrays["q"].shape == (case.batch, case.heads, case.seq, 16)
+    assert arrays["v"].shape == (case.batch, case.kv_heads, case.seq_kv, 16)
+    assert all(np.isfinite(x.astype(np.float64)).all() for x in arrays.values())
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "fp16", "bf16"])
+@pytest.mark.parametrize("values", properties.VALUES)
+def test_every_kind_of_values_has_a_finite_reference(
+    sketch: Sketch, values: str, dtype: str
+) -> None:
+    kernel, case = sketch(dtype=dtype), Case(seq=5, seq_kv=40, values=values)
+    want = expected(case.arrays(kernel.plan), case.problem(kernel.plan), values=values)
+    assert np.isfinite(want.o).all()
+    assert (want.o_tolerance > 0).all()
+
+
+def test_huge_scores_are_exact_in_fp32(sketch: Sketch) -> None:
+    case, kernel = Case(values="huge", seq_kv=3), sketch(head_dim=256)
+    arrays = case.arrays(kernel.plan)
+    score = float(arrays["q"][0, 0, 0].astype(np.float64) @ arrays["k"][0, 0, 0])
+    assert score == 256 * 133120.0**2
+    assert np.float32(score) == score
+
+
+@pytest.mark.parametrize("layout", properties.LAYOUTS[1:])
+@pytest.mark.parametrize(("dtype", "dim"), [(np.float16, 33), (np.float32, 40)])
+def test_laid_out_arrays_lie_amid_nan_and_keep_their_alignment(
+    layout: str, dtype: Any, dim: int
+) -> None:
+    x = np.arange(2 * 3 * 4 * dim, dtype=dtype).reshape(2, 3, 4, dim)
+    view = lay_out(x, layout)
+    assert np.array_equal(view, x)
+    assert view.base is not None
+    assert np.isnan(view.base).sum() == view.base.size - x.size
+    assert all(step % math.gcd(dim * x.itemsize, 16) == 0 for step in view.strides[:3])
+    assert view.strides[3] == x.itemsize
+
+
+def test_few_outputs_are_judged_one_by_one(sketch: Sketch) -> None:
+    kernel, case = sketch(dtype="fp16"), Case(seq=3, seq_kv=20)
+    arrays, problem = case.arrays(kernel.plan), case.problem(kernel.plan)
+    want = expected(arrays, problem)
+    options = reference.options_of(problem)
+    q, k, v = arrays.values()
+    bound = reference.bound(want.o, q, k, v, "fp16", **options)
+    assert (want.o_tolerance >= bound).all()
+    assert (want.o_tolerance <= 1.02 * bound).all()
+
+
+def test_many_outputs_are_judged_by_standard_attention(sketch: Sketch) -> None:
+    kernel, case = sketch(dtype="bf16"), Case(heads=8, kv_heads=8, seq=64, seq_kv=90)
+    arrays, problem = case.arrays(kernel.plan), case.problem(kernel.plan)
+    want = expected(arrays, problem)
+    q, k, v = arrays.values()
+    standard = reference.standard(q, k, v, "bf16", **reference.options_of(problem)).o
+    error = np.abs(standard.astype(np.float64) - want.o).max()
+    assert want.o_tolerance.min() >= 2 * error
+    assert want.o_tolerance.max() <= 2 * error + 3e-5
+
+
+def test_fp32_rows_with_many_keys_are_held_to_a_millionth(sketch: Sketch) -> None:
+    kernel, case = sketch(causal=True), Case(seq=40, seq_kv=1040)
+    want = expected(case.arrays(kernel.plan), case.problem(kernel.plan))
+    assert want.o_tolerance[0, 0, -17:].max() == want.o_tolerance[0, 0, -17:].min() == 1e-6
+    assert want.o_tolerance[0, 0, 0].min() > 1e-6, "1,001 keys"
+
+
+def test_visible_keys_are_those_of_the_reference() -> None:
+    for seq, seq_kv in ((4, 2), (2, 4), (3, 3), (0, 2), (2, 0)):
+        problem = Problem(heads=1, seq=seq, seq_kv=seq_kv, head_dim=1, causal=True)
+        q, k = np.zeros((1, 1, seq, 1)), np.zeros((1, 1, seq_kv, 1))
+        lse = reference.attention(q, k, k, causal=True).lse[0, 0]
+        np.testing.assert_allclose(np.exp(lse), properties.visible_keys(problem))
+
+
+def test_the_worst_element_is_named() -> None:
+    got, want = np.zeros((1, 1, 2, 3)), np.zeros((1, 1, 2, 3))
+    got[0, 0, 1, 2] = 0.5
+    assert worst_error("o", got, want, 1.0) == 0.5
+    with pytest.raises(Mismatch) as error:
+        worst_error("o", got, want, 0.25)
+    assert error.value.where == "o[0, 0, 1, 2]"
+    assert error.value.why == "got 0.5, expected 0, tolerance 0.25"
+
+
+@pytest.mark.parametrize("got", [np.nan, np.inf, 0.0])
+def test_only_minus_infinity_is_minus_infinity(got: float) -> None:
+    want = np.full((1, 1, 1), -np.inf)
+    assert worst_error("lse", want, want, 1e-6) == 0
+    with pytest.raises(Mismatch):
+        worst_error("lse", np.full((1, 1, 1), got), want, 1e-6)
+
+
+def test_nan_is_never_within_a_tolerance() -> None:
+    with pytest.raises(Mismatch):
+        worst_error("o", np.full((1, 1, 1, 1), np.nan), np.zeros((1, 1, 1, 1)), np.inf)
+
+
+def test_a_report_says_that_numpy_ran_no_file(sketch: Sketch) -> None:
+    report = verify(sketch(), NumpyRunner(), examples=5)
+    assert report.ok
+    assert not report.ran_file
+    assert "never run" in report.note
+    document = json.loads(json.dumps(report.to_json()))
+    assert document["ran_file"] is False
+    skipped = {p["property"]: p["skipped"] for p in document["properties"] if p["skipped"]}
+    assert set(skipped) == {"poisoned_padding_never_leaks", "later_keys_change_nothing"}
+
+
+def test_the_same_seed_draws_the_same_inputs(sketch: Sketch) -> None:
+    first, again = (verify(sketch(), NumpyRunner(), 8, seed=4) for _ in range(2))
+    other = verify(sketch(), NumpyRunner(), 8, seed=5)
+    assert first.histogram == again.histogram
+    assert first.outcomes == again.outcomes
+    assert first.histogram != other.histogram
+
+
+@given(data=st.data())
+def test_a_replay_line_is_read_back(sketch: Sketch, data: Any) -> None:
+    case = data.draw(properties.cases(sketch().plan))
+    error = Mismatch("off", "o[0]", 1.0, 2.0, 0.5)
+    failure = properties.Failure("nan_stays_in_its_row", case, error)
+    property_, read = properties.parse_replay(failure.replay)
+    assert (property_.name, read) == (failure.name, case)
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["seq=x", "sequence=3", "property=is_fast", "values=odd", "layout=odd", "seed=-1", "3"],
+)
+def test_an_unreadable_replay_line_is_refused(sketch: Sketch, line: str) -> None:
+    with pytest.raises(UsageError, match="cannot be read") as error:
+        verify(sketch(), NumpyRunner(), replay=line)
+    assert error.value.hint
+
+
+def test_a_replay_line_may_leave_things_out(sketch: Sketch) -> None:
+    report = verify(sketch(), NumpyRunner(), replay="seq=3 seq_kv=5")
+    assert [(o.name, o.cases) for o in report.outcomes] == [("matches_float64", 1)]
+
+
+def test_a_property_that_says_nothing_about_an_input_says_so(sketch: Sketch) -> None:
+    line = "seq_kv=1 property=permuting_keys_changes_nothing"
+    (outcome,) = verify(sketch(), NumpyRunner(), replay=line).outcomes
+    assert outcome.skipped == "it says nothing about this input"
+
+
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        ("property=poisoned_padding_never_leaks", "no memory"),
+        ("property=later_keys_change_nothing seq=3", "every query sees every key"),
+    ],
+)
+def test_replaying_a_property_that_does_not_apply_skips_it(
+    sketch: Sketch, line: str, why: str
+) -> None:
+    (outcome,) = verify(sketch(), NumpyRunner(), replay=line).outcomes
+    assert why in outcome.skipped
+    assert not outcome.cases
+
+
+def test_a_small_catalogue_fills_every_bin(sketch: Sketch) -> None:
+    total: Counter[str] = Counter()
+    for seed, (algo, dtype, causal, dim) in enumerate(
+        (algo, dtype, causal, dim)
+        for algo, dtype, dim in (("v1", "fp32", 16), ("v2", "fp16", 33), ("v2", "bf16", 16))
+        for causal in (False, True)
+    ):
+        kernel = sketch(algo=algo, dtype=dtype, causal=causal, head_dim=dim)
+        total.update(verify(kernel, NumpyRunner(), 30, seed).histogram)
+    assert properties.empty_bins(total) == ()
+    assert set(total) <= set(properties.BINS)
+    del total["empty rows"]
+    assert properties.empty_bins(total) == ("empty rows",)

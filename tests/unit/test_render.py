@@ -1,0 +1,121 @@
+"""Rendering is deterministic, self-describing, and true to the plan."""
+
+import dataclasses
+import re
+
+import jinja2
+import pytest
+
+from fasim import render as rendering
+from fasim.errors import UsageError
+from fasim.plan import KernelSpec, Plan, Tile
+from fasim.problem import Problem
+from fasim.render import parse, render, template_root
+
+
+def plan(algo: str = "v2", dtype: str = "bf16", causal: bool = True, **tile: int) -> Plan:
+    tiles = {"block_q": 64, "block_kv": 64} | tile
+    spec = KernelSpec(
+        algo=algo, pass_="fwd", arch="sm_80", dtype=dtype, out_dtype=dtype, head_dim=80,
+        head_dim_v=64, mask="causal" if causal else "full", tile=Tile(**tiles),
+    )  # fmt: skip
+    size, width = (4 if dtype == "fp32" else 2), 80
+    columns = 80 + 64 if algo == "v1" else 2 * tiles.get("stages", 1) * width
+    smem = size * (tiles["block_q"] * width + tiles["block_kv"] * columns)
+    problem = Problem(dtype=dtype, head_dim=80, head_dim_v=64, causal=causal)
+    return Plan(problem=problem, gpu="a100", kernel=spec, smem_bytes=smem, registers=200)
+
+
+PLANS = [plan(a, d, c) for a in ("v1", "v2") for d in ("fp32", "fp16", "bf16") for c in (False, True)]
+
+
+@pytest.mark.parametrize("plan", PLANS, ids=lambda plan: plan.kernel.stem)
+def test_a_file_tells_its_plan(plan: Plan) -> None:
+    kernel = render(plan)
+    assert parse(kernel.source) == kernel
+    assert kernel == render(plan)
+
+
+@pytest.mark.parametrize("plan", PLANS, ids=lambda plan: plan.kernel.stem)
+def test_constants_are_the_plans(plan: Plan) -> None:
+    source, tile = render(plan).source, plan.kernel.tile
+    constants = dict(re.findall(r"constexpr \w+ (k\w+) = (\w+);", source))
+    assert constants["kBlockQ"] == str(tile.block_q)
+    assert constants["kBlockKV"] == str(tile.block_kv)
+    assert constants["kStepKV"] == str(tile.keys_per_step)
+    assert constants["kWarps"] == str(tile.warps)
+    assert constants["kBlocksPerSM"] == str(tile.blocks_per_sm)
+    assert constants["kHeadDim"] == "80"
+    assert constants["kHeadDimV"] == "64"
+    assert constants["kSmemBytes"] == str(plan.smem_bytes)
+    assert constants["kCausal"] == ("true" if plan.kernel.mask == "causal" else "false")
+    assert 'extern "C" __global__ void' in source
+    assert plan.kernel.stem in source
+
+
+def test_the_body_depends_on_the_kernel_alone() -> None:
+    one = plan()
+    other = dataclasses.replace(one, problem=one.problem.with_(batch=7, seq=123), gpu="other")
+    assert render(one).body == render(other).body
+    assert render(one).source != render(other).source
+
+
+def test_the_shared_memory_map_covers_every_byte() -> None:
+    for each in PLANS:
+        rows = rendering.memory_map(each)
+        assert [start for _, start, _ in rows] == [
+            sum(size for _, _, size in rows[:i]) for i in range(len(rows))
+        ]
+        assert sum(size for _, _, size in rows) == each.smem_bytes
+
+
+def test_an_edit_is_noticed_and_the_plan_kept() -> None:
+    kernel = render(plan())
+    edited = parse(kernel.source.replace("constexpr int kBlockQ = 64", "constexpr int kBlockQ = 32"))
+    assert edited.edited
+    assert edited.plan == kernel.plan
+    assert not parse(kernel.source).edited
+
+
+def test_every_line_knows_its_template() -> None:
+    kernel = render(plan())
+    lines = kernel.source.splitlines()
+    assert len(kernel.origins) == len(lines)
+    known = 0
+    for text, origin in zip(lines, kernel.origins, strict=True):
+        if origin and text and "$(" not in (template := template_line(*origin)):
+            assert text.strip() == template.strip()
+            known += 1
+    assert known > len(lines) / 2
+
+
+def template_line(name: str, number: int) -> str:
+    return (template_root() / name).read_text().splitlines()[number - 1]
+
+
+def test_no_directive_survives() -> None:
+    for each in PLANS:
+        assert not re.search(r"//%|//#|\$\(|/\*%|[\ue000-\uf8ff]", render(each).source)
+
+
+def test_an_unknown_variable_is_an_error() -> None:
+    template = rendering._environment().from_string("$(plan.no_such_field)")
+    with pytest.raises(jinja2.UndefinedError):
+        template.render(plan=plan())
+
+
+@pytest.mark.parametrize(
+    "source", ["", "int main() {}", "// ---- plan\n// {}\n", "// ---- plan\n// {\n// ---- the rest of the file has sha256 00\n"]  # noqa: E501
+)  # fmt: skip
+def test_other_files_are_refused(source: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        parse(source, "x.cu")
+    assert caught.value.hint
+
+
+def test_parameters_follow_the_argument_list() -> None:
+    spec = plan().kernel
+    text = rendering.parameters(spec)
+    assert re.findall(r"(\w+)[,\n]|(\w+)$", text)
+    names = [name for name, _ in spec.arguments]
+    assert [part.split()[-1] for part in text.split(",")] == names
