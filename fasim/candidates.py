@@ -19,8 +19,8 @@ from fasim.problem import DTYPE_BYTES, Problem
 WARPS = (1, 2, 4, 8)
 KEYS = tuple(range(16, 257, 16))
 E4M3_KEYS = tuple(range(32, 257, 32))
-V1_KEYS = (16, 32, 48, 64, 96, 128, 160, 192, 224, 256, 320, 384, 448, 512, 640, 768, 1024)
-V1_STEPS = (16, 32, 64, 128)
+V1_KEYS = (64, 96, 128, 160, 192, 224, 256, 320, 384, 448, 512, 640, 768, 1024)
+V1_STEPS = (32, 64)
 BACKWARD_BLOCKS = (32, 48, 64, 80, 96, 112, 128)
 
 

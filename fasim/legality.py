@@ -52,7 +52,9 @@ class Case:
         threads = tiles.threads + (PRODUCER_THREADS if algo == "v3" else 0)
         launch = register_cap(gpu, threads, 1) if algo == "v3" else registers
         blocks, limiter = residency(gpu, threads, launch, smem)
-        resident = tiles.resident(np.maximum(blocks, 1))
+        share = register_cap(gpu, threads, blocks)
+        granted = footprint.granted(problem, algo, pass_, tiles, share)
+        resident = tiles.resident(np.maximum(blocks, 1)).granted(granted)
         cap = _consumer_cap(tiles) if algo == "v3" else register_cap(gpu, threads, 1)
         return cls(
             *(problem, gpu, algo, pass_, resident, threads, smem),
@@ -135,11 +137,17 @@ def _whole_keys() -> Rule:
 
 
 def _whole_steps() -> Rule:
+    """V1 walks its block of keys in steps; fewer than 64 keys would be all traffic."""
     return Rule(
-        lambda c: (c.tiles.block_kv % c.tiles.step_kv == 0) & (c.tiles.step_kv % 16 == 0),
+        lambda c: (
+            (c.tiles.block_kv % c.tiles.step_kv == 0)
+            & (c.tiles.block_kv % 32 == 0)
+            & (c.tiles.step_kv % 32 == 0)
+            & (c.tiles.block_kv >= 64)
+        ),
         lambda c, i: (
-            f"block_kv {c.tiles.block_kv[i]} is no multiple of step_kv {c.tiles.step_kv[i]},"
-            " or that not of 16"
+            f"block_kv {c.tiles.block_kv[i]} is not 64 keys or more in whole steps of"
+            f" {c.tiles.step_kv[i]}, themselves a multiple of 32"
         ),
     )
 

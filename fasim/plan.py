@@ -32,7 +32,7 @@ Scalar = int | float | tuple[int, ...]
 class Tile:
     """How one thread block works. ``stages`` counts K/V tile pairs in shared memory, ``warps`` the
     warps that compute, ``step_kv`` the keys scored at a time (V1 keeps more in shared memory than
-    its registers can score at once), ``blocks_per_sm`` the residency the registers are capped for."""
+    its registers can score at once), ``registers`` what a thread may use: the compiler is held to it."""
 
     block_q: int
     block_kv: int
@@ -40,7 +40,7 @@ class Tile:
     warps: int = 4
     step_kv: int = 0  # 0: block_kv
     p_in: str = "registers"  # or "shared" (V3)
-    blocks_per_sm: int = 1
+    registers: int = 255
 
     @property
     def threads(self) -> int:
@@ -121,7 +121,11 @@ class Plan:
     gpu: str
     kernel: KernelSpec
     smem_bytes: int  # dynamic shared memory of one block
-    registers: int  # predicted per thread, never below what the compiler uses
+
+    @property
+    def registers(self) -> int:
+        """Per thread: what the compiler may use, and about what it does."""
+        return self.kernel.tile.registers
 
     def launch_for(
         self, problem: Problem | None = None, strides: Mapping[str, tuple[int, ...]] | None = None
@@ -195,7 +199,6 @@ class Plan:
             "gpu": {"name": self.gpu, "arch": self.kernel.arch},
             "kernel": kernel,
             "smem_bytes": self.smem_bytes,
-            "registers": self.registers,
         }
 
     @classmethod
@@ -222,7 +225,6 @@ class Plan:
             gpu=str(data["gpu"]["name"]),
             kernel=_typed(KernelSpec, kernel),
             smem_bytes=int(data["smem_bytes"]),
-            registers=int(data["registers"]),
         )
 
 

@@ -252,7 +252,7 @@ def _entries(ranking: _Ranking, base: Entry, chosen: Sequence[int]) -> list[Entr
             grid=int(grid[i]),
             block=int(case.threads[i]),
             smem_bytes=int(case.smem[i]),
-            registers=int(case.registers[i]),
+            registers=int(tiles.registers[i]),
             blocks_per_sm=int(blocks[i]),
             limiter=str(case.limiter[i]),
             issued=asked.at(i),
@@ -287,7 +287,6 @@ def _plan(case: Case, index: int) -> Plan:
         gpu=case.gpu.name,
         kernel=kernel,
         smem_bytes=int(case.smem[index]),
-        registers=int(case.registers[index]),
     )
 
 

@@ -163,7 +163,9 @@ _DERIVED = ("kv_heads", "seq_kv", "head_dim_v", "out_dtype", "scale")
 _INT, _BOOL, _STR = (int, "a whole number"), (bool, "true or false"), (str, "a word")
 _REAL = ((int, float), "a number")
 _TYPES: dict[str, tuple[Any, str]] = {
-    **dict.fromkeys(("batch", "heads", "kv_heads", "seq", "seq_kv", "head_dim", "head_dim_v"), _INT),
+    **dict.fromkeys(
+        ("batch", "heads", "kv_heads", "seq", "seq_kv", "head_dim", "head_dim_v"), _INT
+    ),
     **dict.fromkeys(("dtype", "out_dtype", "bias", "scales", "pass_"), _STR),
     **dict.fromkeys(("causal", "varlen", "deterministic", "incoherent"), _BOOL),
     **dict.fromkeys(("softcap", "scale"), _REAL),

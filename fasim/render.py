@@ -122,7 +122,11 @@ def _plan_lines(plan: Plan) -> list[str]:
 def memory_map(plan: Plan) -> list[tuple[str, int, int]]:
     """(name, first byte, bytes) of every tile in a block's shared memory."""
     kernel, tile = plan.kernel, plan.kernel.tile
-    size, width, width_v = DTYPE_BYTES[kernel.dtype], padded(kernel.head_dim), padded(kernel.head_dim_v)
+    size, width, width_v = (
+        DTYPE_BYTES[kernel.dtype],
+        padded(kernel.head_dim),
+        padded(kernel.head_dim_v),
+    )
     widest = max(width, width_v)
     rows = {"Q, and O at the end": tile.block_q * widest}
     if kernel.algo == "v1":
@@ -130,7 +134,9 @@ def memory_map(plan: Plan) -> list[tuple[str, int, int]]:
     else:
         rows |= {f"K and V, ring slot {i}": tile.block_kv * widest for i in range(2 * tile.stages)}
     ends = list(accumulate(n * size for n in rows.values()))
-    return [(name, end - n * size, n * size) for (name, n), end in zip(rows.items(), ends, strict=True)]
+    return [
+        (name, end - n * size, n * size) for (name, n), end in zip(rows.items(), ends, strict=True)
+    ]
 
 
 def template_hashes(kernel: KernelSpec) -> dict[str, str]:
@@ -153,7 +159,7 @@ def template_root() -> Path:
 def parameters(kernel: KernelSpec) -> str:
     """The kernel's parameter list as CUDA, in the order of ``kernel.arguments``."""
     names = [_parameter(name, kind) for name, kind in kernel.arguments]
-    return " " * 8 + _filled(names, indent=8, reserve=len(") {"))
+    return " " * 4 + _filled(names, indent=4, reserve=len(") {"))
 
 
 def call(kernel: KernelSpec) -> str:

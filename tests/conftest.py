@@ -69,7 +69,7 @@ def sketch() -> Callable[..., Kernel]:
             tile=Tile(block_q=block_q, block_kv=block_kv, warps=1),
             mask="causal" if causal else "full",
         )
-        plan = Plan(problem=problem, gpu="none", kernel=spec, smem_bytes=64 << 10, registers=64)
+        plan = Plan(problem=problem, gpu="none", kernel=spec, smem_bytes=64 << 10)
         return Kernel(spec.stem, "", plan)
 
     return make

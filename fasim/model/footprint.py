@@ -20,6 +20,24 @@ from fasim.problem import Problem
 BASE_REGISTERS = 40
 # ... and the Q, K and V fragments of one mma step: 4 for Q per 16 rows, 4 + 4 for K and V.
 Q_FRAGMENT, KV_FRAGMENTS = 4, 8
+# A ring of more than two slots keeps its places.
+RING_REGISTERS = 8
+# V1 merges its O with the one in HBM. Held to fewer registers than it takes by itself ptxas spills
+# a few addresses, so V1 gets what it takes: so many an accumulator, from the second number of
+# accumulators on all there are. Beyond the third it would spill in earnest.
+V1_BASE = 96
+V1_PER_ACCUMULATOR = {"fp32": 3.0, "fp16": 1.2, "bf16": 1.2}
+V1_SMALL, V1_MOST = 100, 144
+MOST_REGISTERS = 255
+# Blocks of fewer than four warps copy more a thread.
+SMALL_BLOCK_REGISTERS = 20
+# Rows longer than 256 bytes need more addresses; a causal mask a limit beside every 16 keys; steps
+# beyond 128 keys more loads in flight, one for 4 keys.
+WIDE_REGISTERS, KEYS_PER_LIMIT = 8, 16
+FP32_REGISTERS = 8  # wider fragments
+LONG_STEP, KEYS_PER_LOAD = 128, 4
+# What the compiler uses when it may, to have more loads in flight: fitted to nvcc 13.0.
+WANTED_BASE, WANTED_PER_ACCUMULATOR = 62, 1.17
 # The same for a backward kernel, which keeps LSE and D of its rows too.
 BACKWARD_REGISTERS = 48
 # V3: what FA3's published tiles leave between their accumulators and the register cap.
@@ -55,8 +73,18 @@ def smem_bytes(problem: Problem, algo: str, pass_: str, tiles: Tiles) -> Ints:
 
 
 def registers(problem: Problem, algo: str, pass_: str, tiles: Tiles) -> Ints:
-    """Registers of one thread (V3: of a consumer thread), at least what the compiler will use."""
+    """Registers one thread (V3: one consumer thread) needs: with fewer, some would spill."""
     return np.asarray(_REGISTERS[algo, pass_](problem, tiles))
+
+
+def granted(problem: Problem, algo: str, pass_: str, tiles: Tiles, cap: Ints) -> Ints:
+    """Registers to let the compiler use, at most ``cap``: what it wants where there is room for
+    more than it needs. Backward and V3 kernels get what they need."""
+    needed = registers(problem, algo, pass_, tiles)
+    if pass_ == "bwd" or algo == "v3":
+        return needed
+    wanted = WANTED_BASE + WANTED_PER_ACCUMULATOR * _accumulators(problem, tiles)
+    return np.asarray(np.minimum(np.maximum(needed, round_up(wanted.astype(np.int64), 8)), cap))
 
 
 def _v1_fwd_smem(problem: Problem, tiles: Tiles) -> Any:
@@ -99,11 +127,34 @@ def _v3_bwd_smem(problem: Problem, tiles: Tiles) -> Any:
     return shared * e + m * d * 4 + BARRIER_BYTES
 
 
-def _mma_fwd_registers(problem: Problem, tiles: Tiles) -> Any:
-    """fp32 accumulators of O and S (P packs into S), fragments, the rest."""
-    rows = tiles.rows_per_warp
-    accumulators = rows * padded(problem.head_dim_v) // 32 + rows * tiles.step_kv // 32
-    return accumulators + Q_FRAGMENT * (rows // 16) + KV_FRAGMENTS + BASE_REGISTERS
+def _accumulators(problem: Problem, tiles: Tiles) -> Ints:
+    """fp32 accumulators of O and S; P packs into S."""
+    return tiles.rows_per_warp * (padded(problem.head_dim_v) + tiles.step_kv) // 32
+
+
+def _mma_fwd_registers(problem: Problem, tiles: Tiles) -> Ints:
+    """Accumulators, fragments, the rest."""
+    fragments = Q_FRAGMENT * (tiles.rows_per_warp // 16) + KV_FRAGMENTS
+    return _accumulators(problem, tiles) + fragments + BASE_REGISTERS + _special(problem, tiles)
+
+
+def _special(problem: Problem, tiles: Tiles) -> Ints:
+    """What masks, long rows, deep rings and small blocks add."""
+    limits = tiles.rows_per_warp * tiles.step_kv // 32 // KEYS_PER_LIMIT * problem.causal
+    wide = WIDE_REGISTERS * (max(problem.head_dim, problem.head_dim_v) > 128)
+    small = SMALL_BLOCK_REGISTERS * (tiles.warps < 4) + FP32_REGISTERS * (problem.dtype == "fp32")
+    loads = np.maximum(tiles.step_kv - LONG_STEP, 0) // KEYS_PER_LOAD
+    return np.asarray(limits + wide + small + loads + RING_REGISTERS * (tiles.stages > 1))
+
+
+def _v1_fwd_registers(problem: Problem, tiles: Tiles) -> Ints:
+    """V2's, or what V1 takes by itself where that is more."""
+    accumulators = _accumulators(problem, tiles)
+    taken = V1_BASE + V1_PER_ACCUMULATOR.get(problem.dtype, 1.2) * accumulators
+    rounded = np.minimum(round_up(taken.astype(np.int64), 8), MOST_REGISTERS)
+    needed = np.where(accumulators < V1_SMALL, rounded, MOST_REGISTERS)
+    excess = np.maximum(accumulators + SMALL_BLOCK_REGISTERS * (tiles.warps < 4) - V1_MOST, 0)
+    return np.asarray(np.maximum(needed, _mma_fwd_registers(problem, tiles)) + excess)
 
 
 def _mma_bwd_registers(problem: Problem, tiles: Tiles) -> Any:
@@ -141,7 +192,7 @@ _SMEM: dict[tuple[str, str], _Count] = {
     ("v3", "bwd"): _v3_bwd_smem,
 }
 _REGISTERS: dict[tuple[str, str], _Count] = {
-    ("v1", "fwd"): _mma_fwd_registers,
+    ("v1", "fwd"): _v1_fwd_registers,
     ("v2", "fwd"): _mma_fwd_registers,
     ("v3", "fwd"): _v3_fwd_registers,
     ("v1", "bwd"): _mma_bwd_registers,

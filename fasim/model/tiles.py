@@ -26,7 +26,8 @@ class Tiles:
     warps: Ints
     step_kv: Ints
     p_shared: Bools
-    blocks_per_sm: Ints
+    registers: Ints
+    blocks_per_sm: Ints  # resident together; 1 until occupancy.py has judged the tile
 
     @classmethod
     def of(cls, tiles: Sequence[Tile]) -> Tiles:
@@ -37,7 +38,8 @@ class Tiles:
             warps=_ints(t.warps for t in tiles),
             step_kv=_ints(t.keys_per_step for t in tiles),
             p_shared=np.array([t.p_in == "shared" for t in tiles], dtype=np.bool_),
-            blocks_per_sm=_ints(t.blocks_per_sm for t in tiles),
+            registers=_ints(t.registers for t in tiles),
+            blocks_per_sm=np.ones(len(tiles), dtype=np.int64),
         )
 
     def __len__(self) -> int:
@@ -53,7 +55,7 @@ class Tiles:
             warps=int(self.warps[index]),
             step_kv=0 if step == keys else step,
             p_in="shared" if self.p_shared[index] else "registers",
-            blocks_per_sm=int(self.blocks_per_sm[index]),
+            registers=int(self.registers[index]),
         )
 
     def take(self, where: npt.NDArray[Any]) -> Tiles:
@@ -63,6 +65,10 @@ class Tiles:
     def resident(self, blocks_per_sm: Ints) -> Tiles:
         """The same tiles with another residency."""
         return replace(self, blocks_per_sm=blocks_per_sm)
+
+    def granted(self, registers: Ints) -> Tiles:
+        """The same tiles with other register caps."""
+        return replace(self, registers=registers)
 
     @property
     def threads(self) -> Ints:

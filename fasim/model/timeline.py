@@ -31,7 +31,7 @@ READS_SHOW = 0.1
 # Share of the softmax that very many independent blocks of an SM would hide; n hide 1 - 1/n of it.
 HIDDEN = 0.1
 # Barriers, pipeline ramps and row reductions of one step of one block.
-SYNC_CLOCKS = {"fwd": 300.0, "bwd": 2000.0}
+SYNC_CLOCKS = {"fwd": 600.0, "bwd": 2000.0}
 # A block's life outside its steps: its start, first loads, last stores.
 MMA_BLOCK_CLOCKS = 6000.0
 # ---- wgmma kernels (V3): a warpgroup's softmax runs under the other's matmul ----

@@ -1,4 +1,4 @@
-constexpr int kCopiesInFlight = 8;  // loads a thread issues before it stores the first
+constexpr int kCopiesInFlight = 4;  // loads a thread issues before it stores the first
 
 // One aligned copy into shared memory through a register.
 template <int kBytes>

@@ -2,7 +2,10 @@
 // Each warp owns kRowTiles x 16 rows. Lane 4 g + t holds rows g and g + 8 of each, and of every 8
 // columns 2t and 2t + 1. The scores come out in that layout; P goes in in the same registers.
 
-// s = Q K^T for the warp's rows and kStepKV keys.
+// s = Q K^T for the warp's rows and kStepKV keys. Long rows are not unrolled whole: the loads of all
+// steps at once would not fit the registers.
+constexpr int kDepthUnroll = kD > 128 ? 4 : 8;
+
 __device__ __forceinline__ void scores(Scores& s, const Element* q_tile, const Element* k_tile) {
   constexpr int kRowBytes = kD * int(sizeof(Element));
   const int lane = threadIdx.x % 32;
@@ -11,7 +14,7 @@ __device__ __forceinline__ void scores(Scores& s, const Element* q_tile, const E
   const u32 q_first = ptx::smem_address(chunk_at<kD>(q_tile, row, lane / 16));
   const u32 k_first = ptx::smem_address(chunk_at<kD>(k_tile, key, lane / 8 % 2));
   zero(s);
-#pragma unroll
+#pragma unroll kDepthUnroll
   for (int depth = 0; depth < kD; depth += 16) {
     u32 a[kRowTiles][4];
 #pragma unroll

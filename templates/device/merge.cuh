@@ -39,6 +39,7 @@ __device__ __forceinline__ void merge(Accumulator& o, RowState& row, const float
     const float weight = ptx::ex2((row.max[tile][half] - reference_of(max)) * scale_log2);
     const float sum = old_weight + quad_sum(row.sum[tile][half]) * weight;
     const float inverse = sum == 0.f ? 0.f : 1.f / sum;
+    __syncwarp();  // the next row's loads wait, or all rows' would fill the registers
     const float* old_row = o_acc + i64(tile_row(i)) * kHeadDimV;
 #pragma unroll
     for (int n = 0; n < kDV / 8; ++n) {

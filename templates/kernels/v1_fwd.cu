@@ -53,8 +53,7 @@ static_assert((kQElements + kBlockKV * (kD + kDV)) * sizeof(Element) == kSmemByt
 //% include "device/store.cuh"
 
 // ---- Kernel -------------------------------------------------------------------------------------
-extern "C" __global__ void __launch_bounds__(kThreads, kBlocksPerSM)
-    $(kernel.stem)(
+extern "C" __global__ void __maxnreg__(kRegisters) $(kernel.stem)(
 $(parameters(kernel))) {
   extern __shared__ __align__(128) unsigned char smem_raw[];
   Element* q_tile = reinterpret_cast<Element*>(smem_raw);
@@ -68,11 +67,7 @@ $(parameters(kernel))) {
   k += batch * k_strides.batch + kv_head * k_strides.head;
   v += batch * v_strides.batch + kv_head * v_strides.head;
   o += batch * o_strides.batch + head * o_strides.head;
-  const i64 head_rows = (batch * heads + head) * seq_q;
-  lse += head_rows;
-  m += head_rows;
-  l += head_rows;
-  o_acc += head_rows * kHeadDimV;
+  const i64 head_rows = (batch * heads + head) * seq_q;  // before this head's, in m, l, O and LSE
 
   const int q_blocks = (seq_q + kBlockQ - 1) / kBlockQ;
   const int kv_blocks = max(1, (seq_kv + kBlockKV - 1) / kBlockKV);  // without keys, O is still due
@@ -87,6 +82,7 @@ $(parameters(kernel))) {
 
     for (int i = 0; i < q_blocks; ++i) {
       const i64 first_query = i * kBlockQ;
+      const i64 first_row = head_rows + first_query;
       const int rows = min(kBlockQ, seq_q - i * kBlockQ);
       const int keys = visible_keys(i * kBlockQ + rows - 1, seq_q, seq_kv);
       const int last = max(0, (keys - 1) / kBlockKV);  // the last tile of keys these queries see
@@ -114,12 +110,12 @@ $(parameters(kernel))) {
         accumulate(o_tile, p, v_tile + step * kDV);
       }
 
-      float* o_rows = o_acc + first_query * kHeadDimV;
-      merge(o_tile, row, o_rows, m + first_query, l + first_query, scale_log2, rows, j == 0);
+      float* o_rows = o_acc + first_row * kHeadDimV;
+      merge(o_tile, row, o_rows, m + first_row, l + first_row, scale_log2, rows, j == 0);
       if (j < last) {
-        store_partial(o_tile, row, o_rows, m + first_query, l + first_query, rows);
+        store_partial(o_tile, row, o_rows, m + first_row, l + first_row, rows);
       } else {
-        store_lse(row, lse + first_query, scale_log2, rows);
+        store_lse(row, lse + first_row, scale_log2, rows);
         Output* o_target = o + first_query * o_strides.seq;
         __syncthreads();  // Q's tile is free for O
         store_output(reinterpret_cast<Output*>(smem_raw), o_tile, o_target, o_strides.seq, rows);

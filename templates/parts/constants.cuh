@@ -9,7 +9,7 @@ constexpr int kWarps = $(tile.warps);
 constexpr int kThreads = 32 * kWarps;
 constexpr int kWarpRows = kBlockQ / kWarps;  // a warp owns whole rows, so softmax stays inside it
 constexpr int kRowTiles = kWarpRows / 16;
-constexpr int kBlocksPerSM = $(tile.blocks_per_sm);  // residency the registers are capped for
+constexpr int kRegisters = $(tile.registers);  // of a thread: so many that as many blocks fit an SM as planned
 constexpr int kSmemBytes = $(plan.smem_bytes);
 constexpr bool kCausal = $("true" if kernel.mask == "causal" else "false");
 constexpr int kChunkElements = 16 / int(sizeof(Element));  // of the 16-byte unit of copies

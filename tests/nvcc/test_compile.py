@@ -37,11 +37,9 @@ SPEC = KernelSpec(
     out_dtype="fp32",
     head_dim=64,
     head_dim_v=64,
-    tile=Tile(block_q=64, block_kv=64),
+    tile=Tile(block_q=64, block_kv=64, registers=32),
 )
-PLAN = Plan(
-    problem=Problem(head_dim=64, dtype="fp32"), gpu="a100", kernel=SPEC, smem_bytes=0, registers=32
-)
+PLAN = Plan(problem=Problem(head_dim=64, dtype="fp32"), gpu="a100", kernel=SPEC, smem_bytes=0)
 TINY = "x[threadIdx.x] = exp2f(x[threadIdx.x]);"
 SPILLING = """float a[64];
 #pragma unroll

@@ -38,7 +38,6 @@ PLAN = Plan(
         tile=Tile(block_q=64, block_kv=64),
     ),
     smem_bytes=49152,
-    registers=255,
 )
 
 

@@ -34,9 +34,9 @@ SPEC = KernelSpec(
     out_dtype="fp16",
     head_dim=64,
     head_dim_v=64,
-    tile=Tile(block_q=64, block_kv=64),
+    tile=Tile(block_q=64, block_kv=64, registers=64),
 )
-PLAN = Plan(problem=Problem(head_dim=64), gpu="h100", kernel=SPEC, smem_bytes=0, registers=64)
+PLAN = Plan(problem=Problem(head_dim=64), gpu="h100", kernel=SPEC, smem_bytes=0)
 SOURCE = "// header\nfloat add(float a) {\n  return a + bb;  // sum\n}\n"
 KERNEL = Kernel(SPEC.stem, SOURCE, PLAN, (None, ("device/a.cuh", 7), ("device/a.cuh", 8), None))
 

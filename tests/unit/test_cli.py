@@ -537,11 +537,12 @@ def test_writing_never_replaces_a_device_or_leaves_half_a_file(
 
 
 def small_plan(registers: int) -> str:
-    """A plan whose kernel compiles fast, with a promise of that many registers."""
+    """A plan whose kernel compiles fast, held to that many registers."""
     problem = Problem(dtype="fp16", head_dim=32)
     plan = planner.plan(problem, gpu.load("a100"), "v2", tile=(32, 32)).plan
     assert plan is not None
-    return json.dumps(replace(plan, registers=registers).to_json())
+    tile = replace(plan.kernel.tile, registers=registers)
+    return json.dumps(replace(plan, kernel=replace(plan.kernel, tile=tile)).to_json())
 
 
 @pytest.mark.nvcc
@@ -568,10 +569,10 @@ def test_a_broken_promise_is_exit_1(
     shell: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FASIM_CACHE_DIR", str(tmp_path / "cache"))
-    (tmp_path / "small.json").write_text(small_plan(registers=10))
+    (tmp_path / "small.json").write_text(small_plan(registers=40))
     code, out, err = shell("build", "small.json")
     assert code == 1
-    assert "of 10 planned" in out
+    assert "of 40 planned" in out
     assert "uses more than its plan promised" in err
 
 

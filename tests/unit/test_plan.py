@@ -16,9 +16,7 @@ SPEC = KernelSpec(
     algo="v2", pass_="fwd", arch="sm_80", dtype="fp16", out_dtype="fp16", head_dim=64,
     head_dim_v=64, tile=Tile(block_q=128, block_kv=64),
 )  # fmt: skip
-PLAN = Plan(
-    problem=Problem(head_dim=64), gpu="a100", kernel=SPEC, smem_bytes=32768, registers=200
-)
+PLAN = Plan(problem=Problem(head_dim=64), gpu="a100", kernel=SPEC, smem_bytes=32768)
 
 
 def test_json_round_trip() -> None:

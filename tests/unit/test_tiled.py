@@ -290,9 +290,7 @@ def spec(problem: Problem, algo: str, **changes: Any) -> KernelSpec:
 def kernel(problem: Problem, algo: str, **changes: Any) -> Any:
     """What the runner looks at: a kernel's plan."""
     made = spec(problem, algo, **changes)
-    return SimpleNamespace(
-        plan=Plan(problem=problem, gpu="a100-80gb", kernel=made, smem_bytes=0, registers=0)
-    )
+    return SimpleNamespace(plan=Plan(problem=problem, gpu="a100-80gb", kernel=made, smem_bytes=0))
 
 
 def inputs(problem: Problem) -> dict[str, Array]:

@@ -1,0 +1,77 @@
+"""A seeded sample of accepted V1 and V2 plans: the compiler keeps every promise the planner made."""
+
+import random
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import islice
+
+import numpy as np
+import pytest
+
+from fasim import gpu, legality, planner
+from fasim.compile import Binary, check_promises, compile_kernel
+from fasim.errors import CheckFailed
+from fasim.plan import Plan
+from fasim.problem import Problem
+from fasim.render import render
+
+SAMPLE, SEED = 200, 2026
+MOST_MEAN_EXCESS = 16  # registers promised above those used
+
+GPUS = ("a100-80gb", "a10", "3090", "4090", "l40s", "h100", "h200", "5090")
+HEAD_DIMS = (16, 32, 33, 40, 64, 80, 96, 128, 160, 192, 224, 256)
+
+
+@dataclass
+class Built:
+    plan: Plan
+    binary: Binary
+
+    @property
+    def excess(self) -> int:
+        return self.plan.registers - self.binary.resources.registers
+
+
+def draw(rng: random.Random) -> Plan | None:
+    """One legal tile of one random problem, any of them as likely."""
+    head_dim = rng.choice(HEAD_DIMS)
+    problem = Problem(
+        dtype=rng.choice(("fp32", "fp16", "bf16")),
+        head_dim=head_dim,
+        head_dim_v=head_dim if rng.random() < 0.8 else rng.choice(HEAD_DIMS),
+        causal=rng.random() < 0.5,
+    )
+    device, algo = gpu.load(rng.choice(GPUS)), rng.choice(("v1", "v2"))
+    tiles = planner.candidates(problem, device, algo, "fwd")
+    case = legality.Case.of(problem, device, algo, "fwd", tiles)
+    legal = np.flatnonzero(legality.broken(case) == len(legality.RULES[algo, "fwd"]))
+    if not len(legal):
+        return None
+    return planner.plan(problem, device, algo, tile=tiles.tile(int(rng.choice(list(legal))))).plan
+
+
+def sample(count: int, seed: int) -> list[Plan]:
+    rng = random.Random(seed)
+    drawn = iter(lambda: draw(rng), object())
+    return list(islice((plan for plan in drawn if plan), count))
+
+
+def build(plan: Plan) -> Built:
+    return Built(plan, compile_kernel(render(plan)))
+
+
+def broken_promise(built: Built) -> str:
+    try:
+        check_promises(built.binary, built.plan)
+    except CheckFailed as error:
+        return f"{built.plan.kernel.stem} {built.plan.kernel.tile!r}: {error.why}"
+    return ""
+
+
+@pytest.mark.nvcc
+@pytest.mark.slow
+def test_accepted_plans_compile_as_promised() -> None:
+    with ThreadPoolExecutor(2) as pool:
+        built = list(pool.map(build, sample(SAMPLE, SEED)))
+    assert not list(filter(None, map(broken_promise, built)))
+    assert np.mean([each.excess for each in built]) <= MOST_MEAN_EXCESS
