@@ -13,10 +13,18 @@ from dataclasses import dataclass, field
 from fasim import units
 from fasim.entry import Entry
 from fasim.gpu import Gpu
+from fasim.legality import CONSUMER_REGISTERS, WARPGROUP
 from fasim.model import footprint
-from fasim.model.footprint import BARRIER_BYTES, KV_FRAGMENTS, Q_FRAGMENT, WGMMA_SLACK, compulsory
-from fasim.model.occupancy import residency
-from fasim.model.tiles import Tiles, padded
+from fasim.model.footprint import (
+    BARRIER_BYTES,
+    FRAGMENTS,
+    WANTED_BASE,
+    WANTED_PER_ACCUMULATOR,
+    WGMMA_SLACK,
+    compulsory,
+)
+from fasim.model.occupancy import register_cap, residency
+from fasim.model.tiles import Tiles, padded, round_up
 from fasim.model.visits import visible_pairs, visits
 from fasim.plan import Tile
 from fasim.problem import Problem
@@ -36,7 +44,7 @@ class Part:
 _OF = {
     "choice": "why this tile",
     "smem": "bytes of shared memory in a block",
-    "registers": "registers of a thread",
+    "registers": "registers that a thread needs",
     "occupancy": "blocks on an SM",
     "memory": "bytes of HBM at the peak",
     "traffic": "bytes named by loads and stores",
@@ -94,6 +102,24 @@ class _Case:
     def dims(self) -> tuple[int, int, int]:
         p = self.problem
         return padded(p.head_dim), padded(p.head_dim_v), p.element_bytes
+
+    @property
+    def tiles(self) -> Tiles:
+        return Tiles.of([self.tile])
+
+    @property
+    def rows_per_warp(self) -> int:
+        return self.tile.block_q // self.tile.warps
+
+    @property
+    def accumulators(self) -> int:
+        """fp32 accumulators of a thread of an mma.sync forward kernel: O and S."""
+        return self.rows_per_warp * (self.dims[1] + self.tile.keys_per_step) // 32
+
+    @property
+    def small(self) -> bool:
+        """Whether a block has so few warps that each copies more."""
+        return self.tile.warps < 4
 
 
 def _product(name: str, *factors: int) -> Part:
@@ -236,7 +262,7 @@ def _traffic(case: _Case) -> Term:
 def _walk(case: _Case) -> Iterator[str]:
     if case.entry.tile is None:
         return
-    tiles = Tiles.of([case.tile])
+    tiles = case.tiles
     seen = visits(case.problem, tiles.block_q, tiles.block_kv)
     whole = int(seen.q_tiles[0] * seen.kv_tiles[0])
     grid = f"{int(seen.q_tiles[0])} x {int(seen.kv_tiles[0])}"
@@ -276,13 +302,60 @@ def _slower(other: Entry, best: Entry) -> str:
 
 
 def _registers(case: _Case) -> Term:
-    """Registers of one thread: accumulators, fragments, the rest."""
-    if case.entry.tile is None:
+    """Registers a thread needs, part by part, then what it is granted and why."""
+    entry = case.entry
+    if entry.tile is None:
         return Term("registers", remarks=("unfused kernels choose their own tiles",))
-    parts = _REGISTERS[case.entry.algo, case.entry.pass_](case)
-    limit = case.gpu.registers_per_thread
-    remark = f"limit {limit} a thread; the compiler's own count is checked by `fasim build`"
-    return Term("registers", tuple(parts), case.entry.registers, _whole, (remark,))
+    parts = tuple(_REGISTERS[entry.algo, entry.pass_](case))
+    needed = int(footprint.registers(case.problem, entry.algo, entry.pass_, case.tiles)[0])
+    return Term("registers", parts, needed, _whole, tuple(_grant(case, needed)))
+
+
+def _grant(case: _Case, needed: int) -> Iterator[str]:
+    """What the compiler may use: what the kernel wants, held to what the residency leaves."""
+    entry, gpu = case.entry, case.gpu
+    if entry.algo == "v3" or entry.pass_ == "bwd":
+        yield f"granted {needed}: what it needs, at most {_ceiling(case)}"
+        return
+    wanted, cap = _wanted(case), int(register_cap(gpu, entry.block, entry.blocks_per_sm))
+    granted = min(max(needed, wanted), cap)
+    blocks = f"{entry.blocks_per_sm} block{'s' * (entry.blocks_per_sm > 1)}"
+    yield f"granted {granted}: {_grant_reason(needed, wanted, cap)}"
+    yield f"wanted {wanted}: {_wanted_how(case)}, up to a multiple of 8"
+    yield (
+        f"cap {cap}: {gpu.registers_per_sm}"
+        f" / ({_whole_schedulers(entry.block)} threads x {blocks}), down to a multiple of 8,"
+        f" at most {gpu.registers_per_thread}"
+    )
+    yield f"the compiler is held to it: __maxnreg__({granted})"
+
+
+def _whole_schedulers(threads: int) -> int:
+    """Threads as registers are dealt out: a warp for each of the four schedulers at a time."""
+    return -(-threads // 128) * 128
+
+
+def _ceiling(case: _Case) -> str:
+    """The limit of a kernel whose registers are no matter of residency."""
+    groups = case.tile.warps // WARPGROUP
+    if case.entry.algo != "v3":
+        return f"{case.gpu.registers_per_thread} a thread"
+    return f"{CONSUMER_REGISTERS[groups]} for each of {groups} consumer warpgroups"
+
+
+def _grant_reason(needed: int, wanted: int, cap: int) -> str:
+    if wanted > cap:
+        return "the cap, below what the compiler would take"
+    return "what the compiler would take, and has room for" if wanted > needed else "what it needs"
+
+
+def _wanted(case: _Case) -> int:
+    wanted = WANTED_BASE + WANTED_PER_ACCUMULATOR * case.accumulators
+    return int(round_up(int(wanted), 8))
+
+
+def _wanted_how(case: _Case) -> str:
+    return f"{WANTED_BASE} + {WANTED_PER_ACCUMULATOR} x {case.accumulators} accumulators"
 
 
 def _whole(value: float) -> str:
@@ -290,13 +363,51 @@ def _whole(value: float) -> str:
 
 
 def _mma_fwd_registers(case: _Case) -> Iterator[Part]:
-    rows, (_, dv, _) = case.tile.block_q // case.tile.warps, case.dims
-    yield Part("O, fp32", f"{rows} rows x {dv} / 32 lanes", rows * dv // 32)
-    keys = case.tile.keys_per_step
-    yield Part("S, then P", f"{rows} rows x {keys} keys / 32 lanes", rows * keys // 32)
-    yield Part("Q fragments", f"{Q_FRAGMENT} x {rows // 16}", Q_FRAGMENT * (rows // 16))
-    yield Part("K and V fragments", "", KV_FRAGMENTS)
+    rows, (_, dv, _), keys = case.rows_per_warp, case.dims, case.tile.keys_per_step
+    o = rows * dv // 32
+    yield Part("O, fp32", f"{rows} rows x {dv} / 32 lanes", o)
+    yield Part("S, then P", f"{rows} rows x {keys} keys / 32 lanes", case.accumulators - o)
+    yield Part("Q, K and V fragments", "", FRAGMENTS)
     yield Part("addresses, m, l, loops", "", footprint.BASE_REGISTERS)
+    yield from (part for part in _special_registers(case) if part.value)
+
+
+def _special_registers(case: _Case) -> Iterator[Part]:
+    """What masks, long rows, deep rings and small blocks add; most kernels have none."""
+    problem, tile, keys = case.problem, case.tile, case.tile.keys_per_step
+    scores = case.rows_per_warp * keys // 32
+    every, long = footprint.KEYS_PER_LIMIT, max(keys - footprint.LONG_STEP, 0)
+    yield Part("causal limits", f"{scores} / {every}", scores // every * problem.causal)
+    longest = max(problem.head_dim, problem.head_dim_v)
+    wide = footprint.WIDE_REGISTERS * (longest > 128 or (longest > 64 and scores > 64))
+    yield Part("long rows", f"head dimension {longest}, {scores} scores", wide)
+    yield Part("small block", "fewer than 4 warps", footprint.SMALL_BLOCK_REGISTERS * case.small)
+    fp32 = problem.dtype == "fp32"
+    yield Part("fp32 fragments", "", footprint.FP32_REGISTERS * fp32)
+    how = f"{long} / {footprint.KEYS_PER_LOAD}"
+    yield Part("loads of a long step", how, long // footprint.KEYS_PER_LOAD)
+    ring = footprint.RING_REGISTERS * (tile.stages > 1)
+    yield Part("places in the ring", f"{tile.stages} stages", ring)
+
+
+def _v1_fwd_registers(case: _Case) -> Iterator[Part]:
+    """V2's parts, and what V1 takes beside them to merge its O with the one in HBM."""
+    parts = list(_mma_fwd_registers(case))
+    yield from parts
+    how, taken = _v1_taken(case)
+    if more := max(taken - round(sum(part.value for part in parts)), 0):
+        yield Part("merging O", f"V1 takes {how} in all", more)
+    if beyond := max(case.accumulators - footprint.V1_MOST, 0):
+        how = f"{case.accumulators} - {footprint.V1_MOST}"
+        yield Part("accumulators past all room", how, beyond)
+
+
+def _v1_taken(case: _Case) -> tuple[str, int]:
+    most, each = footprint.MOST_REGISTERS, footprint.V1_PER_ACCUMULATOR[case.problem.dtype]
+    if case.accumulators >= footprint.V1_SMALL:
+        return f"all {most}", most
+    taken = min(int(round_up(int(footprint.V1_BASE + each * case.accumulators), 8)), most)
+    return f"{footprint.V1_BASE} + {each} x {case.accumulators}, or {taken},", taken
 
 
 def _v3_fwd_registers(case: _Case) -> Iterator[Part]:
@@ -320,7 +431,7 @@ def _bwd_registers(case: _Case) -> Iterator[Part]:
 
 
 _REGISTERS: dict[tuple[str, str], Callable[[_Case], Iterator[Part]]] = {
-    ("v1", "fwd"): _mma_fwd_registers,
+    ("v1", "fwd"): _v1_fwd_registers,
     ("v2", "fwd"): _mma_fwd_registers,
     ("v3", "fwd"): _v3_fwd_registers,
     ("v1", "bwd"): _bwd_registers,

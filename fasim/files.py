@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fasim.errors import FasimError, NoPlanError, UsageError
-from fasim.plan import POINTERS, Plan
+from fasim.plan import Plan, senseless
 from fasim.render import Kernel, parse, render
 
 _HINT = "give a plan (`fasim plan --json`), a kernel (`fasim gen`), or - for standard input"
@@ -37,7 +37,7 @@ def _read(argument: str) -> Plan | Kernel:
         error.where = error.where or where
         raise
     except Exception as error:  # a file can say anything
-        raise _senseless(f"{type(error).__name__}: {error}", where) from error
+        raise senseless(f"{type(error).__name__}: {error}", where) from error
     return found
 
 
@@ -46,22 +46,10 @@ def _check(plan: Plan) -> None:
     from fasim.model.footprint import smem_bytes
     from fasim.model.tiles import Tiles
 
-    kernel, tile = plan.kernel, plan.kernel.tile
-    if kernel.algo not in POINTERS or kernel.pass_ != "fwd":
-        raise _senseless(f"there is no {kernel.algo} {kernel.pass_} kernel")
-    if min(tile.block_q, tile.block_kv, tile.keys_per_step, tile.stages, tile.warps) < 1:
-        raise _senseless(f"the tile {tile} has a size below 1")
-    if tile.block_q % (16 * tile.warps) or tile.block_kv % tile.keys_per_step:
-        raise _senseless(f"{tile.warps} warps and steps of {tile.keys_per_step} do not tile {tile}")
-    plan.launch_for()
-    needed = int(smem_bytes(plan.problem, kernel.algo, kernel.pass_, Tiles.of([tile]))[0])
+    kernel, tiles = plan.kernel, Tiles.of([plan.kernel.tile])
+    needed = int(smem_bytes(plan.problem, kernel.algo, kernel.pass_, tiles)[0])
     if plan.smem_bytes != needed:
-        raise _senseless(f"smem_bytes is {plan.smem_bytes}, this tile needs {needed}")
-
-
-def _senseless(why: str, where: str = "") -> UsageError:
-    hint = "plan again with `fasim plan`; --tile MxN asks for a tile of your own"
-    return UsageError("this plan makes no sense", where=where, why=why, hint=hint)
+        raise senseless(f"smem_bytes is {plan.smem_bytes}, this tile needs {needed}")
 
 
 def _text(argument: str) -> tuple[str, str]:

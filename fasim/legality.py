@@ -137,17 +137,12 @@ def _whole_keys() -> Rule:
 
 
 def _whole_steps() -> Rule:
-    """V1 walks its block of keys in steps; fewer than 64 keys would be all traffic."""
+    """V1 walks its block of keys in steps; fewer than 32 keys would be all overhead."""
     return Rule(
-        lambda c: (
-            (c.tiles.block_kv % c.tiles.step_kv == 0)
-            & (c.tiles.block_kv % 32 == 0)
-            & (c.tiles.step_kv % 32 == 0)
-            & (c.tiles.block_kv >= 64)
-        ),
+        lambda c: (c.tiles.block_kv % c.tiles.step_kv == 0) & (c.tiles.step_kv % 32 == 0),
         lambda c, i: (
-            f"block_kv {c.tiles.block_kv[i]} is not 64 keys or more in whole steps of"
-            f" {c.tiles.step_kv[i]}, themselves a multiple of 32"
+            f"block_kv {c.tiles.block_kv[i]} is not whole steps of {c.tiles.step_kv[i]} keys,"
+            " themselves a multiple of 32"
         ),
     )
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
@@ -25,6 +26,30 @@ POINTERS = {
 }
 SIZES = ("heads", "kv_heads", "seq_q", "seq_kv")
 STRIDED = ("q", "k", "v", "o")
+# What the templates make: a plan that asks for anything else is refused where it is read.
+MADE: dict[str, tuple[str | bool, ...]] = {
+    "algo": tuple(POINTERS),
+    "pass_": ("fwd",),
+    "dtype": ("fp32", "fp16", "bf16"),
+    "out_dtype": ("fp32", "fp16", "bf16"),
+    "mask": ("full", "causal"),
+    "softcap": (False,),
+    "bias": ("none",),
+    "pack_gqa": (False,),
+    "scales": ("none",),
+    "varlen": (False,),
+    "deterministic": (False,),
+    "splits": (False,),
+}
+# Least and most of a tile's numbers: a block has up to 1024 threads, __maxnreg__ takes 24 to 255.
+TILE_RANGES = {
+    "block_q": (1, 4096),
+    "block_kv": (1, 4096),
+    "keys_per_step": (1, 4096),
+    "stages": (1, 256),
+    "warps": (1, 32),
+    "registers": (24, 255),
+}
 Scalar = int | float | tuple[int, ...]
 
 
@@ -32,7 +57,7 @@ Scalar = int | float | tuple[int, ...]
 class Tile:
     """How one thread block works. ``stages`` counts K/V tile pairs in shared memory, ``warps`` the
     warps that compute, ``step_kv`` the keys scored at a time (V1 keeps more in shared memory than
-    its registers can score at once), ``registers`` what a thread may use: the compiler is held to it."""
+    its registers can score at once), ``registers`` what the compiler may use for a thread."""
 
     block_q: int
     block_kv: int
@@ -92,7 +117,7 @@ class KernelSpec:
 
     @property
     def arguments(self) -> tuple[tuple[str, str], ...]:
-        """(name, type) in the order of the kernel's parameter list: pointers, sizes, strides, scale.
+        """(name, type) in the order of the parameter list: pointers, sizes, strides, scale.
         Types: ptr, i32, f32, and i64x3, a struct of three int64 (batch, head, seq)."""
         pointers = [(name, "ptr") for name in POINTERS[self.algo]]
         sizes = [(name, "i32") for name in SIZES]
@@ -149,9 +174,10 @@ class Plan:
         )
 
     def _check_serves(self, problem: Problem) -> None:
-        wanted = {name: getattr(self.kernel, name) for name in _COMPILED_IN}
-        for name, built in wanted.items():
-            asked = getattr(problem, name)
+        wanted = {name: getattr(problem, name) for name in _COMPILED_IN}
+        wanted["softcap"] = problem.softcap > 0
+        for name, asked in wanted.items():
+            built = getattr(self.kernel, name)
             if asked != built:
                 raise UsageError(
                     f"{self.kernel.stem} cannot run this problem",
@@ -203,15 +229,23 @@ class Plan:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Plan:
-        """Inverse of to_json; extra entries are ignored. Raises UsageError for anything malformed."""
+        """Inverse of to_json; extra entries are ignored.
+
+        Raises UsageError for anything malformed, and for a kernel that no template makes or that
+        does not serve the problem beside it. Whether the tile fits a GPU is not asked here.
+        """
         try:
-            return cls._from_json(data)
+            plan = cls._from_json(data)
         except (KeyError, TypeError, AttributeError, ValueError) as error:
             raise UsageError(
                 "this is not a fasim plan",
                 why=f"{type(error).__name__}: {error}",
                 hint="make one with `fasim plan --json -o plan.json`",
             ) from error
+        if why := next(plan._nonsense(), ""):
+            raise senseless(why)
+        plan._check_serves(plan.problem)
+        return plan
 
     @classmethod
     def _from_json(cls, data: Mapping[str, Any]) -> Plan:
@@ -224,8 +258,39 @@ class Plan:
             problem=Problem.from_json(data["problem"]),
             gpu=str(data["gpu"]["name"]),
             kernel=_typed(KernelSpec, kernel),
-            smem_bytes=int(data["smem_bytes"]),
+            smem_bytes=_whole(data["smem_bytes"]),
         )
+
+    def _nonsense(self) -> Iterator[str]:
+        """What no edit by hand may ask for, as far as it shows without the model."""
+        kernel = self.kernel
+        for name, made in MADE.items():
+            if (value := getattr(kernel, name)) not in made:
+                yield f"no template makes a kernel with {name.rstrip('_')} {value!r}"
+        if not re.fullmatch(r"sm_\d+[af]?", kernel.arch):
+            yield f"arch {kernel.arch!r} is not of the form sm_80"
+        if self.smem_bytes < 1:
+            yield f"smem_bytes is {self.smem_bytes}"
+        yield from _ragged(kernel.tile)
+
+
+def _ragged(tile: Tile) -> Iterator[str]:
+    """Why a tile cannot be compiled: a number out of range, parts that do not make it whole."""
+    for name, (least, most) in TILE_RANGES.items():
+        if not least <= (value := getattr(tile, name)) <= most:
+            yield f"{name} is {value}, not between {least} and {most}"
+    if tile.block_q % (16 * tile.warps):
+        yield f"block_q {tile.block_q} is not whole 16-row steps for each of {tile.warps} warps"
+    if tile.block_kv % tile.keys_per_step or tile.keys_per_step % 16:
+        yield f"block_kv {tile.block_kv} is not whole steps of {tile.keys_per_step} keys, 16 each"
+    if tile.p_in != "registers":
+        yield f"no template keeps P in {tile.p_in!r}"
+
+
+def senseless(why: str, where: str = "") -> UsageError:
+    """A plan that can be read, and means nothing that can be built."""
+    hint = "plan again with `fasim plan`; --tile MxN asks for a tile of your own"
+    return UsageError("this plan makes no sense", where=where, why=why, hint=hint)
 
 
 _COMPILED_IN = ("dtype", "out_dtype", "head_dim", "head_dim_v", "mask", "bias", "varlen")
@@ -250,6 +315,12 @@ def contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
 def copy_bytes(head_dim: int, dtype: str) -> int:
     """Widest copy (16, 8, 4 or 2 bytes) to which every row of a contiguous tensor is aligned."""
     return math.gcd(head_dim * DTYPE_BYTES[dtype], 16)
+
+
+def _whole(value: object) -> int:
+    if type(value) is not int:
+        raise ValueError(f"{value!r} is no whole number")
+    return value
 
 
 def _typed(cls: type[Any], data: Mapping[str, Any]) -> Any:

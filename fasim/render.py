@@ -122,11 +122,8 @@ def _plan_lines(plan: Plan) -> list[str]:
 def memory_map(plan: Plan) -> list[tuple[str, int, int]]:
     """(name, first byte, bytes) of every tile in a block's shared memory."""
     kernel, tile = plan.kernel, plan.kernel.tile
-    size, width, width_v = (
-        DTYPE_BYTES[kernel.dtype],
-        padded(kernel.head_dim),
-        padded(kernel.head_dim_v),
-    )
+    width, width_v = padded(kernel.head_dim), padded(kernel.head_dim_v)
+    size = DTYPE_BYTES[kernel.dtype]
     widest = max(width, width_v)
     rows = {"Q, and O at the end": tile.block_q * widest}
     if kernel.algo == "v1":
@@ -177,7 +174,7 @@ def _parameter(name: str, kind: str) -> str:
 
 
 def _filled(items: list[str], indent: int, reserve: int) -> str:
-    """Items joined by commas, in lines as full as 100 columns allow, as clang-format breaks them."""
+    """Items joined by commas, in lines as full as 100 columns allow, as clang-format would."""
     lines, column = [""], indent
     for item in items:
         if column + len(item) > 100 - (reserve if item is items[-1] else len(",")):
@@ -229,8 +226,8 @@ class _Marks(Extension):
 
     @staticmethod
     def _marked(token: Token, name: str) -> Token:
-        marks = (f"{_OPEN}{name}:{token.lineno + i}{_CLOSE}" for i in range(10**9))
-        text = "\n".join(mark + line for mark, line in zip(marks, token.value.split("\n")))
+        lines = enumerate(token.value.split("\n"), start=token.lineno)
+        text = "\n".join(f"{_OPEN}{name}:{number}{_CLOSE}{line}" for number, line in lines)
         return Token(token.lineno, token.type, text)
 
 

@@ -157,7 +157,7 @@ def _doctor_facts(examined: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 def _nvcc_fact(nvcc: Mapping[str, Any]) -> str:
     if not nvcc["found"]:
         return f"none: {nvcc['reason']} ({nvcc['hint']})"
-    targets = nvcc["targets"]
+    targets = sorted(nvcc["targets"], key=lambda arch: int(arch[3:].rstrip("af")))
     span = f"{targets[0]} to {targets[-1]}" if targets else "targets unknown"
     return f"{nvcc['version']}  {nvcc['path']}  (from {nvcc['from']}; {span})"
 
@@ -295,7 +295,8 @@ LEVELS = {
 def shape(problem: Problem) -> str:
     """A problem in one line: ``batch 1, 16 heads, seq 4096, head_dim 128, causal``."""
     p = problem
-    heads = f"{p.heads} heads" + (f" ({p.kv_heads} of K and V)" if p.group > 1 else "")
+    heads = f"{p.heads} head{'s' if p.heads != 1 else ''}"
+    heads += f" ({p.kv_heads} of K and V)" if p.group > 1 else ""
     keys = f" x {p.seq_kv}" if p.seq_kv != p.seq else ""
     dims = f" (V {p.head_dim_v})" if p.head_dim_v != p.head_dim else ""
     mask = {"full": "", "causal": ", causal"}.get(p.mask, f", window {p.reach[0]},{p.reach[1]}")

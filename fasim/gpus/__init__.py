@@ -1,0 +1,1 @@
+"""The GPU files, one a device."""

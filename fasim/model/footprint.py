@@ -17,9 +17,9 @@ from fasim.model.tiles import Ints, Tiles, padded, round_up
 from fasim.problem import Problem
 
 # Registers of a thread besides its accumulators: addresses, loop state, softmax statistics ...
-BASE_REGISTERS = 40
-# ... and the Q, K and V fragments of one mma step: 4 for Q per 16 rows, 4 + 4 for K and V.
-Q_FRAGMENT, KV_FRAGMENTS = 4, 8
+BASE_REGISTERS = 41
+# ... and the Q, K and V fragments of one mma step, some of the next step's among them.
+FRAGMENTS = 16
 # A ring of more than two slots keeps its places.
 RING_REGISTERS = 8
 # V1 merges its O with the one in HBM. Held to fewer registers than it takes by itself ptxas spills
@@ -31,11 +31,12 @@ V1_SMALL, V1_MOST = 100, 144
 MOST_REGISTERS = 255
 # Blocks of fewer than four warps copy more a thread.
 SMALL_BLOCK_REGISTERS = 20
-# Rows longer than 256 bytes need more addresses; a causal mask a limit beside every 16 keys; steps
-# beyond 128 keys more loads in flight, one for 4 keys.
+# Rows longer than 256 bytes need more addresses, as do rows longer than 128 bytes beside more than
+# 64 scores a thread; a causal mask a limit beside every 16 keys; steps
+# beyond 128 keys more loads in flight, one for 2 keys.
 WIDE_REGISTERS, KEYS_PER_LIMIT = 8, 16
 FP32_REGISTERS = 8  # wider fragments
-LONG_STEP, KEYS_PER_LOAD = 128, 4
+LONG_STEP, KEYS_PER_LOAD = 128, 2
 # What the compiler uses when it may, to have more loads in flight: fitted to nvcc 13.0.
 WANTED_BASE, WANTED_PER_ACCUMULATOR = 62, 1.17
 # The same for a backward kernel, which keeps LSE and D of its rows too.
@@ -132,16 +133,21 @@ def _accumulators(problem: Problem, tiles: Tiles) -> Ints:
     return tiles.rows_per_warp * (padded(problem.head_dim_v) + tiles.step_kv) // 32
 
 
+def _scores(tiles: Tiles) -> Ints:
+    """Scores a thread holds."""
+    return tiles.rows_per_warp * tiles.step_kv // 32
+
+
 def _mma_fwd_registers(problem: Problem, tiles: Tiles) -> Ints:
     """Accumulators, fragments, the rest."""
-    fragments = Q_FRAGMENT * (tiles.rows_per_warp // 16) + KV_FRAGMENTS
-    return _accumulators(problem, tiles) + fragments + BASE_REGISTERS + _special(problem, tiles)
+    return _accumulators(problem, tiles) + FRAGMENTS + BASE_REGISTERS + _special(problem, tiles)
 
 
 def _special(problem: Problem, tiles: Tiles) -> Ints:
     """What masks, long rows, deep rings and small blocks add."""
-    limits = tiles.rows_per_warp * tiles.step_kv // 32 // KEYS_PER_LIMIT * problem.causal
-    wide = WIDE_REGISTERS * (max(problem.head_dim, problem.head_dim_v) > 128)
+    longest, scores = max(problem.head_dim, problem.head_dim_v), _scores(tiles)
+    limits = scores // KEYS_PER_LIMIT * problem.causal
+    wide = WIDE_REGISTERS * ((longest > 128) | ((longest > 64) & (scores > 64)))
     small = SMALL_BLOCK_REGISTERS * (tiles.warps < 4) + FP32_REGISTERS * (problem.dtype == "fp32")
     loads = np.maximum(tiles.step_kv - LONG_STEP, 0) // KEYS_PER_LOAD
     return np.asarray(limits + wide + small + loads + RING_REGISTERS * (tiles.stages > 1))
@@ -153,7 +159,7 @@ def _v1_fwd_registers(problem: Problem, tiles: Tiles) -> Ints:
     taken = V1_BASE + V1_PER_ACCUMULATOR.get(problem.dtype, 1.2) * accumulators
     rounded = np.minimum(round_up(taken.astype(np.int64), 8), MOST_REGISTERS)
     needed = np.where(accumulators < V1_SMALL, rounded, MOST_REGISTERS)
-    excess = np.maximum(accumulators + SMALL_BLOCK_REGISTERS * (tiles.warps < 4) - V1_MOST, 0)
+    excess = np.maximum(accumulators - V1_MOST, 0)
     return np.asarray(np.maximum(needed, _mma_fwd_registers(problem, tiles)) + excess)
 
 

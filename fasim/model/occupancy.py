@@ -52,5 +52,5 @@ def _by_smem(gpu: Gpu, smem: Ints) -> Ints:
 
 def register_cap(gpu: Gpu, threads: Any, blocks_per_sm: Any) -> Any:
     """Most registers a thread may use with that many blocks resident (__maxnreg__)."""
-    share = gpu.registers_per_sm // (threads * np.maximum(blocks_per_sm, 1)) // 8 * 8
-    return np.minimum(gpu.registers_per_thread, share)
+    warps = round_up(ceil_div(threads, WARP), WARP_GRANULE) * np.maximum(blocks_per_sm, 1)
+    return np.minimum(gpu.registers_per_thread, gpu.registers_per_sm // (WARP * warps) // 8 * 8)

@@ -25,15 +25,19 @@ Law = Callable[[Any], Any]  # clocks of a step, by the blocks resident on its SM
 
 TERMS = ("tensor", "mufu", "smem", "l2", "hbm", "launch")
 
-# ---- mma.sync kernels (V1, V2) ----
-# Share of the shorter of matmul and operand reads that shows inside one warp's stream.
+# ---- mma.sync kernels (V1, V2), forward ----
+# Shares of matmul and operand reads, and of softmax, that show however many blocks fill each
+# other's waits. A lone block shows the third share of all of them besides, n blocks an n-th each.
+PIPES_SHOW, SOFTMAX_SHOWS, LONE_SHOWS = 0.46, 0.95, 0.26
+FP32_PIPES_SHOW = 0.7  # fused multiply-adds take the issue slots that the reads need
+# ---- and backward: share of the shorter of matmul and operand reads that shows; share of the
+# softmax that very many independent blocks of an SM would hide; n hide 1 - 1/n of it ----
 READS_SHOW = 0.1
-# Share of the softmax that very many independent blocks of an SM would hide; n hide 1 - 1/n of it.
 HIDDEN = 0.1
 # Barriers, pipeline ramps and row reductions of one step of one block.
-SYNC_CLOCKS = {"fwd": 600.0, "bwd": 2000.0}
+SYNC_CLOCKS = {"fwd": 250.0, "bwd": 2000.0}
 # A block's life outside its steps: its start, first loads, last stores.
-MMA_BLOCK_CLOCKS = 6000.0
+MMA_BLOCK_CLOCKS = {"fwd": 5000.0, "bwd": 6000.0}
 # ---- wgmma kernels (V3): a warpgroup's softmax runs under the other's matmul ----
 # Share of the shorter of the two that still shows, clocks of a step's barriers, of a block's life.
 WGMMA_SHOWS = 0.2
@@ -135,9 +139,15 @@ class _Flash:
             clocks = longest + WGMMA_SHOWS * np.minimum(s.tensor, s.softmax) + WGMMA_SYNC_CLOCKS
             return np.maximum(clocks, s.l2)
         independent = self._independent(resident)
-        shown = 1 - HIDDEN * (1 - 1 / independent)
-        waits = (SYNC_CLOCKS[self.pass_] + self._exposed()) / independent
-        return np.maximum(_matmul(s) + shown * s.softmax + waits, s.l2)
+        sync = SYNC_CLOCKS[self.pass_]
+        if self.pass_ == "bwd":
+            shown = 1 - HIDDEN * (1 - 1 / independent)
+            waits = (sync + self._exposed()) / independent
+            return np.maximum(_matmul(s) + shown * s.softmax + waits, s.l2)
+        pipes = FP32_PIPES_SHOW if self.problem.dtype == "fp32" else PIPES_SHOW
+        shown = pipes * (s.tensor + s.smem) + SOFTMAX_SHOWS * s.softmax
+        lone = (LONE_SHOWS * s.serial + self._exposed()) / independent
+        return np.maximum(shown + lone + sync, s.longest)
 
     def _perfect(self, resident: Any) -> Any:
         return self.step.longest + 0 * resident
@@ -194,7 +204,7 @@ class _Flash:
         per_block = self.seen.q_tiles if self.pass_ == "fwd" else self.seen.kv_tiles
         if steps is None:
             steps = self.seen.steps / np.maximum(per_block, 1)
-        life = WGMMA_BLOCK_CLOCKS if self.algo == "v3" else MMA_BLOCK_CLOCKS
+        life = WGMMA_BLOCK_CLOCKS if self.algo == "v3" else MMA_BLOCK_CLOCKS[self.pass_]
         ends = (life + self.step.serial / 2) / self._independent(resident)
         return steps * law(resident) + ends + self._ends_bytes() / self.speed.l2_bytes
 
@@ -226,7 +236,7 @@ class _Flash:
         seen = self.seen
         latency = 2 * self.speed.l2_latency / self._independent(resident)
         visited = seen.steps + seen.blind
-        return seen.steps * law(resident) + visited * latency + MMA_BLOCK_CLOCKS
+        return seen.steps * law(resident) + visited * latency + MMA_BLOCK_CLOCKS[self.pass_]
 
 
 def _matmul(s: Step) -> Any:

@@ -1,4 +1,6 @@
-constexpr int kCopiesInFlight = 2;  // per unrolled step; the hardware keeps many more
+// Copies a loop step starts; the hardware keeps many more. Beside the widest scores their addresses
+// would not fit the registers.
+constexpr int kCopiesInFlight = kRowTiles * kStepKV < 256 ? 2 : 1;
 
 // One aligned copy into shared memory, in the background where the hardware can (not 2 bytes).
 template <int kBytes>

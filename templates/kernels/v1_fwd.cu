@@ -53,8 +53,11 @@ static_assert((kQElements + kBlockKV * (kD + kDV)) * sizeof(Element) == kSmemByt
 //% include "device/store.cuh"
 
 // ---- Kernel -------------------------------------------------------------------------------------
-extern "C" __global__ void __maxnreg__(kRegisters) $(kernel.stem)(
+// clang-format off
+extern "C" __global__ void __maxnreg__(kRegisters)
+$(kernel.stem)(
 $(parameters(kernel))) {
+  // clang-format on
   extern __shared__ __align__(128) unsigned char smem_raw[];
   Element* q_tile = reinterpret_cast<Element*>(smem_raw);
   Element* k_tile = q_tile + kQElements;

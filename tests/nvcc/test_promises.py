@@ -1,4 +1,4 @@
-"""A seeded sample of accepted V1 and V2 plans: the compiler keeps every promise the planner made."""
+"""A seeded sample of accepted V1 and V2 plans: the compiler keeps what the planner promised."""
 
 import random
 from concurrent.futures import ThreadPoolExecutor

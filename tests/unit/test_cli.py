@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,12 +13,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import fasim
-from fasim import cli, explain, files, gpu, picture, planner, settings
+from fasim import cli, explain, files, gpu, legality, picture, planner, settings
 from fasim.cli import run
+from fasim.entry import Entry
 from fasim.errors import FasimError
+from fasim.model import footprint
+from fasim.model.tiles import Tiles
 from fasim.plan import Tile
 from fasim.problem import Problem
 from fasim.screen import Screen
@@ -451,6 +456,33 @@ def test_a_derivation_leaves_nothing_unexplained(
         terms = explain.derive(entry, device)
         assert [term.name for term in terms] == list(cli.TERMS)
         assert {term.name: term.rest for term in terms if term.rest} == {}
+        check_registers(entry, next(term for term in terms if term.name == "registers"))
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "fp16"])
+@pytest.mark.parametrize(("head_dim", "causal"), [(40, False), (96, True), (192, False)])
+@pytest.mark.parametrize("algo", ["v1", "v2"])
+def test_the_registers_of_every_legal_tile_are_explained(
+    algo: str, head_dim: int, causal: bool, dtype: str
+) -> None:
+    problem, device = Problem(dtype=dtype, head_dim=head_dim, causal=causal), gpu.load("h200")
+    tiles = planner.candidates(problem, device, algo, "fwd")
+    case = legality.Case.of(problem, device, algo, "fwd", tiles)
+    legal = np.flatnonzero(legality.broken(case) == len(legality.RULES[algo, "fwd"]))
+    for index in legal[::3]:
+        entry = planner.plan(problem, device, algo, tile=tiles.tile(int(index)))
+        check_registers(entry, explain.derive(entry, device, "registers")[0])
+
+
+def check_registers(entry: Entry, term: explain.Term) -> None:
+    """The parts are what the model says is needed, and the grant shown is the plan's."""
+    assert entry.tile
+    tiles = Tiles.of([entry.tile])
+    needed = footprint.registers(entry.problem, entry.algo, entry.pass_, tiles)[0]
+    assert sum(part.value for part in term.parts) == needed == term.total
+    granted = re.match(r"granted (\d+):", term.remarks[0])
+    assert granted
+    assert int(granted[1]) == entry.registers
 
 
 def test_explain_shows_the_numbers(shell: Any) -> None:

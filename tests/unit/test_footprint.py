@@ -1,13 +1,18 @@
 """Shared memory, registers and HBM against published kernels and hand arithmetic."""
 
 import math
+from dataclasses import replace
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from fasim import gpu as gpus
+from fasim.candidates import candidates
+from fasim.legality import RULES, Case, broken
 from fasim.model import footprint
+from fasim.model.occupancy import residency
 from fasim.model.tiles import Tiles, padded
 from fasim.plan import Tile
 from fasim.problem import Problem
@@ -86,15 +91,109 @@ def test_registers_hold_the_accumulators_of_four_warps(d, m, n, accumulators):
     assert accumulators < used <= accumulators + 64
 
 
-def test_v1_scores_a_step_at_a_time():
-    wide, stepped = one(block_q=128, block_kv=512), one(block_q=128, block_kv=512, step_kv=64)
-    problem = Problem(head_dim=64)
-    per_thread = [
-        footprint.registers(problem, "v1", "fwd", t)[0]
-        - footprint.registers(problem, "v1", "fwd", one(block_q=128, block_kv=64))[0]
-        for t in (wide, stepped)
+def needs(problem, algo="v1", **tile):
+    return int(footprint.registers(problem, algo, "fwd", one(**tile))[0])
+
+
+@pytest.mark.parametrize("block_kv", [64, 128, 512, 1024])
+@pytest.mark.parametrize(("block_q", "rows"), [(64, 16), (128, 32)])
+def test_v1_scores_a_step_at_a_time(block_q, rows, block_kv):
+    """Registers follow the step, not the block: 32 more keys a step are so many more scores."""
+    problem = Problem(head_dim=32)
+    short, long = (needs(problem, block_q=block_q, block_kv=block_kv, step_kv=s) for s in (32, 64))
+    assert short == needs(problem, block_q=block_q, block_kv=64, step_kv=32)
+    assert long == needs(problem, block_q=block_q, block_kv=64, step_kv=64)
+    assert rows <= long - short <= 2 * rows
+    whole = needs(problem, block_q=block_q, block_kv=block_kv)
+    assert whole >= rows * (32 + block_kv) // 32 + 52
+    assert (whole > 255) == (block_kv >= 512 or rows * block_kv > 2048)
+
+
+def test_v1_needs_what_it_takes_by_itself():
+    """96 registers and 1.2 an accumulator (fp32: 3), up to a multiple of 8; V2 needs fewer."""
+    tile = {"block_q": 64, "block_kv": 64, "step_kv": 32}
+    assert needs(Problem(head_dim=32), **tile) == 136  # 96 + 1.2 x 16 x (32 + 32) / 32
+    assert needs(Problem(head_dim=32, dtype="fp32"), **tile) == 192
+    assert needs(Problem(head_dim=64), **tile) == 160
+    assert needs(Problem(head_dim=64, dtype="fp32"), **tile) == 240
+    assert needs(Problem(head_dim=192), **tile) == 255
+    v2 = {"block_q": 64, "block_kv": 32}
+    assert needs(Problem(head_dim=64), "v2", **v2) == 48 + 4 + 8 + 40
+
+
+mma_problems = st.builds(
+    lambda d, dv, dtype, causal: Problem(head_dim=d, head_dim_v=dv, dtype=dtype, causal=causal),
+    st.integers(1, 256),
+    st.integers(1, 256),
+    st.sampled_from(["fp32", "fp16", "bf16"]),
+    st.booleans(),
+)
+mma_tiles = st.builds(
+    lambda warps, rows, steps, stages: Tile(
+        block_q=warps * rows, block_kv=32 * steps, stages=stages, warps=warps
+    ),
+    st.sampled_from([1, 2, 4, 8]),
+    st.sampled_from([16, 32]),
+    st.integers(1, 8),
+    st.sampled_from([1, 2]),
+)
+mma_algos = st.sampled_from(["v1", "v2"])
+
+
+@given(mma_problems, mma_algos, mma_tiles, st.integers(24, 255))
+def test_a_grant_lies_between_need_and_cap(problem, algo, tile, cap):
+    tiles = Tiles.of([tile])
+    needed = footprint.registers(problem, algo, "fwd", tiles)[0]
+    granted = footprint.granted(problem, algo, "fwd", tiles, np.array([cap]))[0]
+    assert min(needed, cap) <= granted <= cap
+
+
+def test_a_grant_is_what_the_compiler_wants_where_there_is_room():
+    """62 and 1.17 an accumulator, up to a multiple of 8; the need is 48 + 4 + 8 + 40."""
+    tiles = one(block_q=64, block_kv=32)
+    caps = [255, 120, 119, 100, 99]
+    granted = [
+        footprint.granted(Problem(head_dim=64), "v2", "fwd", tiles, np.array([cap]))[0]
+        for cap in caps
     ]
-    assert per_thread == [32 * (512 - 64) // 32, 0]
+    assert granted == [120, 120, 119, 100, 99]
+
+
+@given(mma_problems, mma_algos, mma_tiles, st.integers(24, 255))
+def test_a_grant_grows_with_the_accumulators(problem, algo, tile, cap):
+    """More keys a step or a longer row of O never cost registers."""
+
+    def granted(head_dim_v, keys):
+        tiles = Tiles.of([replace(tile, block_kv=keys)])
+        wider = problem.with_(head_dim_v=head_dim_v)
+        return footprint.granted(wider, algo, "fwd", tiles, np.array([cap]))[0]
+
+    dv, keys = problem.head_dim_v, tile.block_kv
+    assert granted(dv, keys) <= granted(dv, keys + 32)
+    assert granted(dv, keys) <= granted(min(dv + 16, 256), keys)
+
+
+@pytest.mark.parametrize(("algo", "pass_"), [("v1", "bwd"), ("v2", "bwd"), ("v3", "fwd")])
+def test_backward_and_v3_kernels_are_granted_what_they_need(algo, pass_):
+    tiles = one(block_q=64, block_kv=64)
+    needed = footprint.registers(Problem(), algo, pass_, tiles)
+    assert (footprint.granted(Problem(), algo, pass_, tiles, np.array([255])) == needed).all()
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "fp16"])
+@pytest.mark.parametrize("algo", ["v1", "v2"])
+@pytest.mark.parametrize("name", ["a100-80gb", "4090", "h200"])
+def test_every_legal_tile_is_granted_its_need_within_its_share(name, algo, dtype):
+    problem, gpu = Problem(head_dim=64, dtype=dtype, causal=True), gpus.load(name)
+    case = Case.of(problem, gpu, algo, "fwd", candidates(problem, gpu, algo, "fwd"))
+    legal = case.take(broken(case) == len(RULES[algo, "fwd"]))
+    assert len(legal) > 10
+    assert (legal.tiles.registers >= legal.registers).all()
+    used = legal.tiles.registers * legal.threads * legal.blocks_per_sm
+    assert (used <= gpu.registers_per_sm).all()
+    assert (legal.tiles.registers <= gpu.registers_per_thread).all()
+    blocks, _ = residency(gpu, legal.threads, legal.tiles.registers, legal.smem)
+    assert (blocks >= legal.blocks_per_sm).all()
 
 
 def test_standard_attention_keeps_s_and_p_of_every_head():

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fasim.errors import UsageError
-from fasim.plan import KernelSpec, Plan, Tile, contiguous_strides, copy_bytes
+from fasim.plan import MADE, KernelSpec, Plan, Tile, contiguous_strides, copy_bytes
 from fasim.problem import Problem
 
 SPEC = KernelSpec(
@@ -50,7 +50,11 @@ def test_v1_runs_one_block_per_head_and_asks_for_its_workspace() -> None:
     assert plan.launch_for(PLAN.problem.with_(seq=0)).grid == 0
 
 
-@pytest.mark.parametrize("change", [{"head_dim": 32}, {"dtype": "bf16"}, {"causal": True}], ids=str)
+@pytest.mark.parametrize(
+    "change",
+    [{"head_dim": 32}, {"dtype": "bf16"}, {"causal": True}, {"softcap": 2.0}, {"bias": "alibi"}],
+    ids=str,
+)
 def test_a_kernel_refuses_what_it_was_not_built_for(change: dict[str, Any]) -> None:
     with pytest.raises(UsageError, match="cannot run this problem"):
         PLAN.launch_for(PLAN.problem.with_(**change))
@@ -66,6 +70,7 @@ def without(name: str) -> dict[str, Any]:
         *map(without, PLAN.to_json()), [], {}, None,
         PLAN.to_json() | {"schema": "fasim.plan/0"},
         PLAN.to_json() | {"smem_bytes": "many"},
+        PLAN.to_json() | {"smem_bytes": 32768.5},
         PLAN.to_json() | {"kernel": PLAN.to_json()["kernel"] | {"tile": {"block_q": "64"}}},
         PLAN.to_json() | {"kernel": PLAN.to_json()["kernel"] | {"unknown": 1}},
         PLAN.to_json() | {"problem": {"heads": -1}},
@@ -76,6 +81,66 @@ def test_malformed_plans_are_refused(data: Any) -> None:
     with pytest.raises(UsageError) as caught:
         Plan.from_json(data)
     assert caught.value.hint
+
+
+def edited(kernel: dict[str, Any], tile: dict[str, Any], **plan: Any) -> dict[str, Any]:
+    document = PLAN.to_json() | plan
+    document["kernel"] |= kernel
+    document["kernel"]["tile"] |= tile
+    return document
+
+
+@pytest.mark.parametrize(
+    ("kernel", "tile", "plan", "why"),
+    [
+        ({"algo": "v3"}, {}, {}, "algo 'v3'"),
+        ({"algo": "../v2"}, {}, {}, "algo '../v2'"),
+        ({"pass": "bwd"}, {}, {}, "pass 'bwd'"),
+        ({"dtype": "e4m3"}, {}, {}, "dtype 'e4m3'"),
+        ({"out_dtype": "e5m2"}, {}, {}, "out_dtype 'e5m2'"),
+        ({"mask": "window"}, {}, {}, "mask 'window'"),
+        ({"softcap": True}, {}, {}, "softcap True"),
+        ({"splits": True}, {}, {}, "splits True"),
+        ({"arch": "sm_80 -o /x"}, {}, {}, "arch 'sm_80 -o /x'"),
+        ({"arch": "hopper"}, {}, {}, "arch 'hopper'"),
+        ({}, {"warps": 0}, {}, "warps is 0"),
+        ({}, {"warps": 33}, {}, "warps is 33"),
+        ({}, {"stages": 10**9}, {}, "stages is 1000000000"),
+        ({}, {"block_q": -128}, {}, "block_q is -128"),
+        ({}, {"step_kv": -64}, {}, "keys_per_step is -64"),
+        ({}, {"registers": 23}, {}, "registers is 23"),
+        ({}, {"registers": 256}, {}, "registers is 256"),
+        ({}, {"block_q": 72}, {}, "block_q 72"),
+        ({}, {"step_kv": 48}, {}, "block_kv 64"),
+        ({}, {"block_kv": 24}, {}, "block_kv 24"),
+        ({}, {"p_in": "shared"}, {}, "P in 'shared'"),
+        ({}, {}, {"smem_bytes": 0}, "smem_bytes is 0"),
+    ],
+)  # fmt: skip
+def test_a_plan_that_no_template_makes_is_refused(
+    kernel: dict[str, Any], tile: dict[str, Any], plan: dict[str, Any], why: str
+) -> None:
+    with pytest.raises(UsageError, match="makes no sense") as caught:
+        Plan.from_json(edited(kernel, tile, **plan))
+    assert why in caught.value.why
+    assert caught.value.hint
+
+
+def test_the_edges_of_the_ranges_are_plans() -> None:
+    for tile in ({"registers": 24}, {"registers": 255}, {"warps": 8}, {"step_kv": 16}):
+        read = Plan.from_json(edited({}, tile)).kernel.tile
+        assert read == dataclasses.replace(SPEC.tile, **tile)
+
+
+def test_a_kernel_must_serve_the_problem_beside_it() -> None:
+    problem = PLAN.problem.with_(head_dim=32).to_json()
+    with pytest.raises(UsageError, match="cannot run this problem"):
+        Plan.from_json(PLAN.to_json() | {"problem": problem})
+
+
+def test_every_kernel_option_is_checked_where_a_plan_is_read() -> None:
+    free = {"arch", "head_dim", "head_dim_v", "tile"}
+    assert set(MADE) | free == {f.name for f in dataclasses.fields(KernelSpec)}
 
 
 def test_helpers() -> None:

@@ -99,7 +99,14 @@ def test_every_published_fa3_tile_is_legal(case):
         ("v1", "h200", {}, {"block_q": 64, "block_kv": 64, "stages": 2},
          "2 stages, but v1 copies and computes in turn"),
         ("v1", "h200", {}, {"block_q": 64, "block_kv": 96, "step_kv": 64},
-         "block_kv 96 is no multiple of step_kv 64, or that not of 16"),
+         "block_kv 96 is not whole steps of 64 keys, themselves a multiple of 32"),
+        ("v1", "h200", {}, {"block_q": 64, "block_kv": 32, "step_kv": 16},
+         "block_kv 32 is not whole steps of 16 keys, themselves a multiple of 32"),
+        ("v1", "h200", {}, {"block_q": 64, "block_kv": 96, "step_kv": 48},
+         "block_kv 96 is not whole steps of 48 keys, themselves a multiple of 32"),
+        ("v1", "h200", {}, {"block_q": 64, "block_kv": 80},
+         "block_kv 80 is not whole steps of 80 keys, themselves a multiple of 32"),
+        ("v1", "h200", {}, {"block_q": 64, "block_kv": 64, "step_kv": 32}, ""),
         ("v2", "h200", {"head_dim": 16}, {"block_q": 1024, "block_kv": 16, "warps": 64},
          "2048 threads exceed 1024 per block"),
         ("v3", "h200", {}, {"block_q": 192, "block_kv": 208, "warps": 12, "stages": 2},
@@ -154,11 +161,14 @@ def test_two_stages_fit_99_kib_and_three_do_not():
         ("3090", 128, False, "128x32"),
     ],
 )
-def test_the_best_tile_is_fa2s(gpu, head_dim, causal, expected):
+def test_fa2s_tile_is_the_best_or_ties_with_it(gpu, head_dim, causal, expected):
+    """FlashAttention-2's choice, from its launch templates, is within 2 % of the best tile."""
     problem = Problem(batch=8, heads=2048 // head_dim, seq=2048, head_dim=head_dim, causal=causal)
+    block_q, block_kv = map(int, expected.split("x"))
+    fa2s = Tile(block_q=block_q, block_kv=block_kv, warps=4)
     best = planner.plan(problem, gpus.load(gpu), "v2")
-    assert str(best.tile) == expected
-    assert (best.tile.warps, best.tile.stages) == (4, 1)
+    theirs = planner.plan(problem, gpus.load(gpu), "v2", tile=fa2s)
+    assert theirs.time.seconds <= 1.02 * best.time.seconds
 
 
 def test_the_papers_tile():
