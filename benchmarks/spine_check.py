@@ -85,14 +85,14 @@ VARIED: list[tuple[str, str, int, int, bool, Tile | None]] = [
     ("v1", "fp32", 40, 40, True, None),
     ("v1", "fp32", 33, 33, False, Tile(block_q=32, block_kv=64, warps=2, step_kv=32)),
     ("v1", "fp32", 128, 128, False, None),
-    ("v1", "fp32", 1, 1, True, Tile(block_q=16, block_kv=64, warps=1, step_kv=32)),
+    ("v1", "fp32", 1, 1, True, Tile(block_q=32, block_kv=64, warps=2, step_kv=32)),
     ("v1", "fp16", 64, 64, True, Tile(block_q=64, block_kv=128, warps=4, step_kv=64)),
     ("v1", "fp16", 80, 80, False, None),
-    ("v1", "fp16", 33, 33, True, Tile(block_q=32, block_kv=64, warps=1, step_kv=32)),
+    ("v1", "fp16", 33, 33, True, Tile(block_q=64, block_kv=64, warps=2, step_kv=32)),
     ("v1", "fp16", 256, 256, False, None),
     ("v1", "bf16", 128, 128, True, Tile(block_q=64, block_kv=64, warps=4, step_kv=32)),
     ("v1", "bf16", 40, 40, False, None),
-    ("v1", "bf16", 1, 1, False, Tile(block_q=32, block_kv=64, warps=2, step_kv=64)),
+    ("v1", "bf16", 1, 1, False, Tile(block_q=32, block_kv=64, warps=2, step_kv=32)),
     ("v1", "bf16", 64, 128, True, None),
     ("v2", "fp32", 64, 64, False, Tile(block_q=64, block_kv=64, stages=1, warps=4)),
     ("v2", "fp32", 80, 80, True, None),
@@ -113,9 +113,18 @@ VARIED: list[tuple[str, str, int, int, bool, Tile | None]] = [
 ]
 
 
+def runs_here(plan: Plan) -> bool:
+    """Whether the device can run a kernel built for the plan's architecture."""
+    try:
+        gpu.target_arch(plan.kernel.arch, load(GPU).compute_capability)
+    except FasimError:
+        return False
+    return True
+
+
 def proven() -> tuple[list[Plan], list[Result]]:
     """At most 40 plans, no two with the same kernel; and what could not be planned."""
-    found = {plan.kernel.stem: plan for plan in catalogue.plans() if plan.kernel.algo in ALGOS}
+    found = {plan.kernel.stem: plan for plan in catalogue.plans() if runs_here(plan)}
     refused = []
     for algo, dtype, head_dim, head_dim_v, causal, tile in VARIED:
         problem = Problem(dtype=dtype, head_dim=head_dim, head_dim_v=head_dim_v, causal=causal)

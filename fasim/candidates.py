@@ -48,21 +48,19 @@ def _v2_candidates(keys: tuple[int, ...]) -> Tiles:
 
 def _v1_candidates(problem: Problem, gpu: Gpu) -> Tiles:
     """Larger blocks than V2's, scored in steps; the paper's own block is among them."""
-    paper_keys = rounded_paper_tile(problem, gpu).block_kv
-    return _v1_grid((paper_keys, 32) if problem.dtype == "fp32" else (paper_keys,))
+    return _v1_grid(rounded_paper_tile(problem, gpu).block_kv, problem.dtype == "fp32")
 
 
 @functools.cache
-def _v1_grid(more_keys: tuple[int, ...]) -> Tiles:
-    """A single warp would spill over O and its merge; fp32 also tries blocks of 32 keys, the only
+def _v1_grid(paper_keys: int, fp32: bool) -> Tiles:
+    """A single warp would spill over O and its merge. fp32 also tries blocks of 32 keys, the only
     ones that fit a small shared memory at large head dimensions."""
-    blocks = sorted({*V1_KEYS, *more_keys})
+    pairs = [(n, s) for n in sorted({*V1_KEYS, paper_keys}) for s in V1_STEPS if n % s == 0 < n - s]
+    pairs += [(32, 16)] * fp32
     return Tiles.of(
         [
             Tile(block_q=rows * warps, block_kv=n, warps=warps, step_kv=step)
-            for warps, rows, n in itertools.product(WARPS[1:], ROWS_PER_WARP, blocks)
-            for step in V1_STEPS
-            if n % step == 0
+            for warps, rows, (n, step) in itertools.product(WARPS[1:], ROWS_PER_WARP, pairs)
         ]
     )
 
@@ -120,7 +118,7 @@ def judged(tile: Tile | tuple[int, int], algo: str, pass_: str) -> Tiles:
     if isinstance(tile, Tile):
         return Tiles.of([tile])
     block_q, block_kv = tile
-    steps = [s for s in V1_STEPS if block_kv % s == 0] or [block_kv]
+    steps = [s for s in (16, *V1_STEPS) if block_kv % s == 0 < block_kv - s] or [block_kv]
     choices: Iterable[tuple[int, int, int, str]] = {
         ("v1", "fwd"): itertools.product(WARPS, (1,), steps, ("registers",)),
         ("v2", "fwd"): itertools.product(WARPS, (1, 2), (0,), ("registers",)),

@@ -30,13 +30,13 @@ if TYPE_CHECKING:
     from fasim.plan import Plan
     from fasim.render import Kernel
 
-FORMAT = 2  # of a cache entry; part of its key
+FORMAT = 3  # of a cache entry; part of its key
 # No -lineinfo: it writes the build folder's path into the cubin, and equal sources must give equal
 # cubins. No -O: ptxas optimises fully by default. -keep leaves the PTX, to read and trace errors.
 FLAGS = ("-std=c++17", "-cubin", "-keep", "-Xptxas", "-v")
-# Near the most registers a thread can have, ptxas now and then spills a few addresses; asked to
-# care less about registers it often does not. Tried only when the first build spills.
-SECOND_TRY = ("-Xptxas", "--register-usage-level=0")
+# Near its register cap ptxas now and then spills a few addresses, and not if asked to care more or
+# less about registers (its default level is 5). Tried in turn, only when the first build spills.
+OTHER_LEVELS = (0, 10, 3, 8)
 KEPT = ("kernel.cu", "kernel.ptx", "kernel.cubin", "log.txt")
 RECORD = "build.json"
 STALE_S = 24 * 3600.0  # a build folder this old was left by a process that was killed
@@ -165,13 +165,12 @@ def _build(job: _Job) -> Binary:
 
 def _compiled(job: _Job, folder: Path) -> tuple[tuple[str, ...], str]:
     """The command that left the better cubin in the folder, and what the compiler said."""
-    text = _run(job, folder, job.command)
-    if not _resources(job, text).spill_stores:
-        return job.command, text
-    second = (*job.command, *SECOND_TRY)
-    again = _run(job, folder, second)
-    if not _resources(job, again).spill_stores:
-        return second, again
+    levels = (("-Xptxas", f"--register-usage-level={level}") for level in OTHER_LEVELS)
+    for more in ((), *levels):
+        command = (*job.command, *more)
+        text = _run(job, folder, command)
+        if not _resources(job, text).spill_stores:
+            return command, text
     return job.command, _run(job, folder, job.command)
 
 

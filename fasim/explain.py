@@ -318,10 +318,10 @@ def _grant(case: _Case, needed: int) -> Iterator[str]:
         yield f"granted {needed}: what it needs, at most {_ceiling(case)}"
         return
     wanted, cap = _wanted(case), int(register_cap(gpu, entry.block, entry.blocks_per_sm))
-    granted = min(max(needed, wanted), cap)
+    granted = min(int(round_up(max(needed, wanted), 8)), cap)
     blocks = f"{entry.blocks_per_sm} block{'s' * (entry.blocks_per_sm > 1)}"
     yield f"granted {granted}: {_grant_reason(needed, wanted, cap)}"
-    yield f"wanted {wanted}: {_wanted_how(case)}, up to a multiple of 8"
+    yield f"wanted {wanted}: {_wanted_how(case)}"
     yield (
         f"cap {cap}: {gpu.registers_per_sm}"
         f" / ({_whole_schedulers(entry.block)} threads x {blocks}), down to a multiple of 8,"
@@ -350,8 +350,7 @@ def _grant_reason(needed: int, wanted: int, cap: int) -> str:
 
 
 def _wanted(case: _Case) -> int:
-    wanted = WANTED_BASE + WANTED_PER_ACCUMULATOR * case.accumulators
-    return int(round_up(int(wanted), 8))
+    return int(WANTED_BASE + WANTED_PER_ACCUMULATOR * case.accumulators)
 
 
 def _wanted_how(case: _Case) -> str:
@@ -376,7 +375,7 @@ def _special_registers(case: _Case) -> Iterator[Part]:
     """What masks, long rows, deep rings and small blocks add; most kernels have none."""
     problem, tile, keys = case.problem, case.tile, case.tile.keys_per_step
     scores = case.rows_per_warp * keys // 32
-    every, long = footprint.KEYS_PER_LIMIT, max(keys - footprint.LONG_STEP, 0)
+    every, many = footprint.SCORES_PER_LIMIT, max(scores - footprint.MANY_SCORES, 0)
     yield Part("causal limits", f"{scores} / {every}", scores // every * problem.causal)
     longest = max(problem.head_dim, problem.head_dim_v)
     wide = footprint.WIDE_REGISTERS * (longest > 128 or (longest > 64 and scores > 64))
@@ -384,8 +383,8 @@ def _special_registers(case: _Case) -> Iterator[Part]:
     yield Part("small block", "fewer than 4 warps", footprint.SMALL_BLOCK_REGISTERS * case.small)
     fp32 = problem.dtype == "fp32"
     yield Part("fp32 fragments", "", footprint.FP32_REGISTERS * fp32)
-    how = f"{long} / {footprint.KEYS_PER_LOAD}"
-    yield Part("loads of a long step", how, long // footprint.KEYS_PER_LOAD)
+    how = f"{many} / {footprint.SCORES_PER_LOAD}"
+    yield Part("loads of many scores", how, many // footprint.SCORES_PER_LOAD)
     ring = footprint.RING_REGISTERS * (tile.stages > 1)
     yield Part("places in the ring", f"{tile.stages} stages", ring)
 

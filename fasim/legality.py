@@ -137,12 +137,16 @@ def _whole_keys() -> Rule:
 
 
 def _whole_steps() -> Rule:
-    """V1 walks its block of keys in steps; fewer than 32 keys would be all overhead."""
+    """V1 walks its block of keys in steps, at least two of them: it is built around the loop."""
     return Rule(
-        lambda c: (c.tiles.block_kv % c.tiles.step_kv == 0) & (c.tiles.step_kv % 32 == 0),
+        lambda c: (
+            (c.tiles.block_kv % c.tiles.step_kv == 0)
+            & (c.tiles.step_kv % 16 == 0)
+            & (c.tiles.block_kv > c.tiles.step_kv)
+        ),
         lambda c, i: (
-            f"block_kv {c.tiles.block_kv[i]} is not whole steps of {c.tiles.step_kv[i]} keys,"
-            " themselves a multiple of 32"
+            f"block_kv {c.tiles.block_kv[i]} is not two or more whole steps of"
+            f" {c.tiles.step_kv[i]} keys, themselves a multiple of 16"
         ),
     )
 

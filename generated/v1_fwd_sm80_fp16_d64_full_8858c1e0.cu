@@ -35,7 +35,7 @@
 //   823c5469  device/copy_plain.cuh
 //   26282f8e  device/fragments.cuh
 //   fb5d4ab8  device/mask.cuh
-//   8767a8be  device/matmul_fma.cuh
+//   97b7ac6c  device/matmul_fma.cuh
 //   57dea142  device/matmul_mma.cuh
 //   88db4618  device/merge.cuh
 //   40a7841f  device/softmax.cuh
@@ -43,7 +43,7 @@
 //   b0983d9f  device/tile.cuh
 //   31ab7d1a  device/types.cuh
 //   b80c26d4  device/words.cuh
-//   61c25643  kernels/v1_fwd.cu
+//   91a95573  kernels/v1_fwd.cu
 //   546a9301  parts/constants.cuh
 //   2f815b7f  parts/main.cu
 //   43531e8d  ptx/math.cuh
@@ -61,7 +61,7 @@
 // "head_dim_v": 64, "heads": 16, "incoherent": false, "kv_heads": 16, "out_dtype": "fp16", "pass":
 // "fwd", "scale": 0.125, "scales": "tensor", "seq": 1024, "seq_kv": 1024, "softcap": 0.0, "varlen":
 // false, "window": [-1, -1]}, "schema": "fasim.plan/1", "smem_bytes": 163840}
-// ---- the rest of the file has sha256 08233a4a9aaba6d99c6f15d74e662ba5ff02b0346df8fd078012191a63fb4dfe
+// ---- the rest of the file has sha256 ce6356ade271dcf5bc4367f781fcddc2822bc6acbec398a3e09bad0728eb9289
 // FlashAttention, forward, in the paper's order (Dao et al. 2022, algorithm 1).
 //
 // One thread block per head. The outer loop holds a tile of keys and values in shared memory; the
@@ -614,6 +614,7 @@ v1_fwd_sm80_fp16_d64_full_8858c1e0(
       zero(o_tile);
       reset(row);
       const int warp_query = i * kBlockQ + threadIdx.x / 32 * kWarpRows;
+#pragma unroll 1
       for (int step = 0; step < kBlockKV && first_key + step < keys; step += kStepKV) {
         Scores s;
         Weights p;

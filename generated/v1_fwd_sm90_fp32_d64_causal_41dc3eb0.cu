@@ -35,7 +35,7 @@
 //   823c5469  device/copy_plain.cuh
 //   26282f8e  device/fragments.cuh
 //   fb5d4ab8  device/mask.cuh
-//   8767a8be  device/matmul_fma.cuh
+//   97b7ac6c  device/matmul_fma.cuh
 //   57dea142  device/matmul_mma.cuh
 //   88db4618  device/merge.cuh
 //   40a7841f  device/softmax.cuh
@@ -43,7 +43,7 @@
 //   b0983d9f  device/tile.cuh
 //   31ab7d1a  device/types.cuh
 //   b80c26d4  device/words.cuh
-//   61c25643  kernels/v1_fwd.cu
+//   91a95573  kernels/v1_fwd.cu
 //   546a9301  parts/constants.cuh
 //   2f815b7f  parts/main.cu
 //   43531e8d  ptx/math.cuh
@@ -61,7 +61,7 @@
 // "head_dim_v": 64, "heads": 16, "incoherent": false, "kv_heads": 16, "out_dtype": "fp32", "pass":
 // "fwd", "scale": 0.125, "scales": "tensor", "seq": 1024, "seq_kv": 1024, "softcap": 0.0, "varlen":
 // false, "window": [-1, -1]}, "schema": "fasim.plan/1", "smem_bytes": 98304}
-// ---- the rest of the file has sha256 f8d3d7b8c15929087d9dc202fc82167b0632f1930df0df244a3d8ce5b730ddbd
+// ---- the rest of the file has sha256 7e120bbdc76b0a6b31b3f4590e3dafd02ef149c96795ba8ac4278c786126948b
 // FlashAttention, forward, in the paper's order (Dao et al. 2022, algorithm 1).
 //
 // One thread block per head. The outer loop holds a tile of keys and values in shared memory; the
@@ -258,6 +258,10 @@ __device__ __forceinline__ float dot(const float4& a, const float4& b, float sum
   return fmaf(a.w, b.w, sum);
 }
 
+__device__ __forceinline__ float dot(const float (&a)[4], float x, float y, float z, float w) {
+  return fmaf(a[3], w, fmaf(a[2], z, fmaf(a[1], y, a[0] * x)));
+}
+
 template <int kCols>
 __device__ __forceinline__ float4 load_chunk(const float* tile, int row, int chunk) {
   return *reinterpret_cast<const float4*>(chunk_at<kCols>(tile, row, chunk));
@@ -300,30 +304,34 @@ __device__ __forceinline__ void round_weights(Weights& p, const Scores& s) {
 }
 
 // o += P V: the lane of the quad that holds a key's weight lends it to the other three. All lanes
-// read the same row of V, so its tile is not permuted.
+// read the same row of V, so its tile is not permuted. Four keys are summed before they meet the
+// output: a quarter of the roundings in the long sum.
 constexpr bool kSwizzledV = false;
 
 __device__ __forceinline__ void accumulate(Accumulator& o, const Weights& p, const float* v_tile) {
   const int lane = threadIdx.x % 32;
 #pragma unroll
-  for (int n = 0; n < kStepKV / 8; ++n) {
+  for (int key = 0; key < kStepKV; key += 4) {
+    float weight[2 * kRowTiles][4];
 #pragma unroll
-    for (int k = 0; k < 8; ++k) {
-      float weight[2 * kRowTiles];
+    for (int i = 0; i < 8 * kRowTiles; ++i) {
+      const int row = i / 4, k = key % 8 + i % 4;
+      const float held = p[row / 2][key / 8][row % 2 * 2 + k % 2];
+      weight[row][i % 4] = __shfl_sync(~0u, held, (lane & ~3) + k / 2);
+    }
 #pragma unroll
-      for (int i = 0; i < 2 * kRowTiles; ++i) {
-        weight[i] = __shfl_sync(~0u, p[i / 2][n][i % 2 * 2 + k % 2], (lane & ~3) + k / 2);
+    for (int d = 0; d < kDV / 8; ++d) {
+      float2 v[4];
+#pragma unroll
+      for (int k = 0; k < 4; ++k) {
+        const float* pair = v_tile + (key + k) * kDV + 8 * d + lane % 4 * 2;
+        v[k] = *reinterpret_cast<const float2*>(pair);
       }
 #pragma unroll
-      for (int d = 0; d < kDV / 8; ++d) {
-        const float* pair = v_tile + (8 * n + k) * kDV + 8 * d + lane % 4 * 2;
-        const float2 v = *reinterpret_cast<const float2*>(pair);
-#pragma unroll
-        for (int i = 0; i < 2 * kRowTiles; ++i) {
-          float (&sum)[4] = o[i / 2][d];
-          sum[i % 2 * 2] = fmaf(weight[i], v.x, sum[i % 2 * 2]);
-          sum[i % 2 * 2 + 1] = fmaf(weight[i], v.y, sum[i % 2 * 2 + 1]);
-        }
+      for (int row = 0; row < 2 * kRowTiles; ++row) {
+        float* sum = &o[row / 2][d][row % 2 * 2];
+        sum[0] += dot(weight[row], v[0].x, v[1].x, v[2].x, v[3].x);
+        sum[1] += dot(weight[row], v[0].y, v[1].y, v[2].y, v[3].y);
       }
     }
   }
@@ -586,6 +594,7 @@ v1_fwd_sm90_fp32_d64_causal_41dc3eb0(
       zero(o_tile);
       reset(row);
       const int warp_query = i * kBlockQ + threadIdx.x / 32 * kWarpRows;
+#pragma unroll 1
       for (int step = 0; step < kBlockKV && first_key + step < keys; step += kStepKV) {
         Scores s;
         Weights p;

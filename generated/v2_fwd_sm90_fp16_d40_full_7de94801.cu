@@ -35,7 +35,7 @@
 //   74034a71  device/finish.cuh
 //   26282f8e  device/fragments.cuh
 //   fb5d4ab8  device/mask.cuh
-//   8767a8be  device/matmul_fma.cuh
+//   97b7ac6c  device/matmul_fma.cuh
 //   57dea142  device/matmul_mma.cuh
 //   40a7841f  device/softmax.cuh
 //   b78fff54  device/store.cuh

@@ -25,18 +25,18 @@ RING_REGISTERS = 8
 # V1 merges its O with the one in HBM. Held to fewer registers than it takes by itself ptxas spills
 # a few addresses, so V1 gets what it takes: so many an accumulator, from the second number of
 # accumulators on all there are. Beyond the third it would spill in earnest.
-V1_BASE = 96
-V1_PER_ACCUMULATOR = {"fp32": 3.0, "fp16": 1.2, "bf16": 1.2}
+V1_BASE = 88
+V1_PER_ACCUMULATOR = {"fp32": 2.6, "fp16": 1.2, "bf16": 1.2}
 V1_SMALL, V1_MOST = 100, 144
 MOST_REGISTERS = 255
 # Blocks of fewer than four warps copy more a thread.
 SMALL_BLOCK_REGISTERS = 20
 # Rows longer than 256 bytes need more addresses, as do rows longer than 128 bytes beside more than
-# 64 scores a thread; a causal mask a limit beside every 16 keys; steps
-# beyond 128 keys more loads in flight, one for 2 keys.
-WIDE_REGISTERS, KEYS_PER_LIMIT = 8, 16
-FP32_REGISTERS = 8  # wider fragments
-LONG_STEP, KEYS_PER_LOAD = 128, 2
+# 64 scores a thread; a causal mask a limit for every 16 scores; more than 128 scores more loads in
+# flight, one for 2.
+WIDE_REGISTERS, SCORES_PER_LIMIT = 8, 16
+FP32_REGISTERS = 28  # wider fragments, the weights of four keys
+MANY_SCORES, SCORES_PER_LOAD = 128, 2
 # What the compiler uses when it may, to have more loads in flight: fitted to nvcc 13.0.
 WANTED_BASE, WANTED_PER_ACCUMULATOR = 62, 1.17
 # The same for a backward kernel, which keeps LSE and D of its rows too.
@@ -85,7 +85,7 @@ def granted(problem: Problem, algo: str, pass_: str, tiles: Tiles, cap: Ints) ->
     if pass_ == "bwd" or algo == "v3":
         return needed
     wanted = WANTED_BASE + WANTED_PER_ACCUMULATOR * _accumulators(problem, tiles)
-    return np.asarray(np.minimum(np.maximum(needed, round_up(wanted.astype(np.int64), 8)), cap))
+    return np.asarray(np.minimum(round_up(np.maximum(needed, wanted.astype(np.int64)), 8), cap))
 
 
 def _v1_fwd_smem(problem: Problem, tiles: Tiles) -> Any:
@@ -146,10 +146,10 @@ def _mma_fwd_registers(problem: Problem, tiles: Tiles) -> Ints:
 def _special(problem: Problem, tiles: Tiles) -> Ints:
     """What masks, long rows, deep rings and small blocks add."""
     longest, scores = max(problem.head_dim, problem.head_dim_v), _scores(tiles)
-    limits = scores // KEYS_PER_LIMIT * problem.causal
+    limits = scores // SCORES_PER_LIMIT * problem.causal
     wide = WIDE_REGISTERS * ((longest > 128) | ((longest > 64) & (scores > 64)))
     small = SMALL_BLOCK_REGISTERS * (tiles.warps < 4) + FP32_REGISTERS * (problem.dtype == "fp32")
-    loads = np.maximum(tiles.step_kv - LONG_STEP, 0) // KEYS_PER_LOAD
+    loads = np.maximum(scores - MANY_SCORES, 0) // SCORES_PER_LOAD
     return np.asarray(limits + wide + small + loads + RING_REGISTERS * (tiles.stages > 1))
 
 

@@ -9,6 +9,10 @@ __device__ __forceinline__ float dot(const float4& a, const float4& b, float sum
   return fmaf(a.w, b.w, sum);
 }
 
+__device__ __forceinline__ float dot(const float (&a)[4], float x, float y, float z, float w) {
+  return fmaf(a[3], w, fmaf(a[2], z, fmaf(a[1], y, a[0] * x)));
+}
+
 template <int kCols>
 __device__ __forceinline__ float4 load_chunk(const float* tile, int row, int chunk) {
   return *reinterpret_cast<const float4*>(chunk_at<kCols>(tile, row, chunk));
@@ -51,30 +55,34 @@ __device__ __forceinline__ void round_weights(Weights& p, const Scores& s) {
 }
 
 // o += P V: the lane of the quad that holds a key's weight lends it to the other three. All lanes
-// read the same row of V, so its tile is not permuted.
+// read the same row of V, so its tile is not permuted. Four keys are summed before they meet the
+// output: a quarter of the roundings in the long sum.
 constexpr bool kSwizzledV = false;
 
 __device__ __forceinline__ void accumulate(Accumulator& o, const Weights& p, const float* v_tile) {
   const int lane = threadIdx.x % 32;
 #pragma unroll
-  for (int n = 0; n < kStepKV / 8; ++n) {
+  for (int key = 0; key < kStepKV; key += 4) {
+    float weight[2 * kRowTiles][4];
 #pragma unroll
-    for (int k = 0; k < 8; ++k) {
-      float weight[2 * kRowTiles];
+    for (int i = 0; i < 8 * kRowTiles; ++i) {
+      const int row = i / 4, k = key % 8 + i % 4;
+      const float held = p[row / 2][key / 8][row % 2 * 2 + k % 2];
+      weight[row][i % 4] = __shfl_sync(~0u, held, (lane & ~3) + k / 2);
+    }
 #pragma unroll
-      for (int i = 0; i < 2 * kRowTiles; ++i) {
-        weight[i] = __shfl_sync(~0u, p[i / 2][n][i % 2 * 2 + k % 2], (lane & ~3) + k / 2);
+    for (int d = 0; d < kDV / 8; ++d) {
+      float2 v[4];
+#pragma unroll
+      for (int k = 0; k < 4; ++k) {
+        const float* pair = v_tile + (key + k) * kDV + 8 * d + lane % 4 * 2;
+        v[k] = *reinterpret_cast<const float2*>(pair);
       }
 #pragma unroll
-      for (int d = 0; d < kDV / 8; ++d) {
-        const float* pair = v_tile + (8 * n + k) * kDV + 8 * d + lane % 4 * 2;
-        const float2 v = *reinterpret_cast<const float2*>(pair);
-#pragma unroll
-        for (int i = 0; i < 2 * kRowTiles; ++i) {
-          float (&sum)[4] = o[i / 2][d];
-          sum[i % 2 * 2] = fmaf(weight[i], v.x, sum[i % 2 * 2]);
-          sum[i % 2 * 2 + 1] = fmaf(weight[i], v.y, sum[i % 2 * 2 + 1]);
-        }
+      for (int row = 0; row < 2 * kRowTiles; ++row) {
+        float* sum = &o[row / 2][d][row % 2 * 2];
+        sum[0] += dot(weight[row], v[0].x, v[1].x, v[2].x, v[3].x);
+        sum[1] += dot(weight[row], v[0].y, v[1].y, v[2].y, v[3].y);
       }
     }
   }

@@ -101,6 +101,7 @@ $(parameters(kernel))) {
       zero(o_tile);
       reset(row);
       const int warp_query = i * kBlockQ + threadIdx.x / 32 * kWarpRows;
+#pragma unroll 1
       for (int step = 0; step < kBlockKV && first_key + step < keys; step += kStepKV) {
         Scores s;
         Weights p;

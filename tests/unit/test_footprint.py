@@ -88,7 +88,7 @@ def test_v1_v2_shared_memory_by_hand(dtype, d, dv, m, n, stages):
 )
 def test_registers_hold_the_accumulators_of_four_warps(d, m, n, accumulators):
     used = footprint.registers(Problem(head_dim=d), "v2", "fwd", one(block_q=m, block_kv=n))[0]
-    assert accumulators < used <= accumulators + 64
+    assert accumulators < used <= accumulators + 66
 
 
 def needs(problem, algo="v1", **tile):
@@ -118,7 +118,7 @@ def test_v1_needs_what_it_takes_by_itself():
     assert needs(Problem(head_dim=64, dtype="fp32"), **tile) == 240
     assert needs(Problem(head_dim=192), **tile) == 255
     v2 = {"block_q": 64, "block_kv": 32}
-    assert needs(Problem(head_dim=64), "v2", **v2) == 48 + 4 + 8 + 40
+    assert needs(Problem(head_dim=64), "v2", **v2) == 48 + 16 + 41
 
 
 mma_problems = st.builds(
