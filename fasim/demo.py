@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import tempfile
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import fasim
-from fasim import files, gpu, planner, show
+from fasim import gpu, planner, show
 from fasim.errors import CheckFailed, MissingToolError
 from fasim.problem import Problem
 from fasim.render import Kernel
@@ -29,9 +27,8 @@ def take(screen: Screen) -> None:
     _step(screen, "plan", show.headline(entry, device), show.choice(entry))
     _step(screen, "", show.predicted(entry.time))
     kernel = fasim.generate(entry)
-    path = Path(tempfile.mkdtemp(prefix="fasim-demo-")) / f"{kernel.stem}.cu"
-    files.write(path, kernel.source)
-    _step(screen, "generate", f"{kernel.source.count(chr(10))} lines of CUDA in {path}")
+    writes = f"`fasim gen --gpu {device.name} --algo v2 --causal` writes {kernel.stem}.cu"
+    _step(screen, "generate", f"{kernel.source.count(chr(10))} lines of CUDA; {writes}")
     _step(screen, "compile", _compile(kernel))
     _step(screen, "verify", _verify(kernel))
     screen.line()

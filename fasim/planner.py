@@ -36,18 +36,14 @@ CROSSOVER_RANGE = (64, 65536)
 
 def unavailable(problem: Problem, gpu: Gpu, algo: str) -> str:
     """Why ``algo`` cannot run the problem on ``gpu``; empty if it can."""
-    rules = (
-        (algo == "v3" and not gpu.wgmma, _NEEDS_WGMMA),
-        (algo == "v3" and problem.dtype == "fp32", _V3_HAS_NO_FP32),
-        (algo == "v1" and problem.dtype == "e4m3", "v1 computes in fp32, fp16 or bf16; use v2"),
+    rules = (  # what stops every algorithm first
         (_lacks(gpu, problem.dtype), f"{gpu.name} has no {problem.dtype} tensor cores"),
         (_most_bytes(problem) >= MOST_BYTES, "it would move more than 4 EiB: beyond this model"),
+        (algo == "v3" and not gpu.wgmma, "wgmma and TMA exist only on sm_90a"),
+        (algo == "v3" and problem.dtype == "fp32", "wgmma has no fp32"),
+        (algo == "v1" and problem.dtype == "e4m3", "only V2 and V3 compute in e4m3"),
     )
     return next((reason for applies, reason in rules if applies), "")
-
-
-_NEEDS_WGMMA = "needs wgmma and TMA, which exist only on sm_90a; use --algo v2"
-_V3_HAS_NO_FP32 = "v3 computes in fp16, bf16 or e4m3: wgmma has no fp32; use --algo v2"
 
 
 def _lacks(gpu: Gpu, dtype: str) -> bool:
@@ -230,8 +226,20 @@ def _base(problem: Problem, gpu: Gpu, algo: str, pass_: str, reserve: int) -> En
         useful_flops=flops.useful(problem, pass_),
         generable=not gap,
         reason=gap,
-        assumed=rates(gpu, algo, problem).assumed,
+        assumed=(*rates(gpu, algo, problem).assumed, *_uncharged(problem)),
     )
+
+
+def _uncharged(problem: Problem) -> Iterable[str]:
+    """What the problem asks for and time, traffic and memory leave out, a sentence each."""
+    asked = {
+        "softcap": problem.softcap > 0,
+        "dense bias": problem.bias == "dense",
+        "ALiBi": problem.bias == "alibi",
+        "varlen": problem.varlen,
+    }
+    for name in (name for name, wanted in asked.items() if wanted):
+        yield f"{name} is not charged: time, traffic and memory are those without it"
 
 
 def _entries(ranking: _Ranking, base: Entry, chosen: Sequence[int]) -> list[Entry]:
@@ -420,7 +428,10 @@ def _fastest(problem: Problem, gpu: Gpu, reserve: int, tile: Tile | tuple[int, i
     running = [entry for entry in entries if entry.available]
     fitting = [entry for entry in running if entry.fits]
     if not running:
-        raise NoPlanError(f"nothing runs this on {gpu.name}", why=entries[-1].reason)
+        # V1 and V3 may lack more than V2 does: what stops V2 stops all.
+        why = next(entry.reason for entry in entries if entry.algo == "v2")
+        hint = "try another --dtype or --gpu; `fasim compare` shows what stops each algorithm"
+        raise NoPlanError(f"nothing runs this on {gpu.name}", why=why, hint=hint)
     if not fitting:
         raise _does_not_fit(min(running, key=lambda entry: entry.hbm.total), gpu, reserve)
     return min(fitting, key=lambda entry: float(entry.time.seconds)).algo
@@ -428,6 +439,12 @@ def _fastest(problem: Problem, gpu: Gpu, reserve: int, tile: Tile | tuple[int, i
 
 def _does_not_fit(entry: Entry, gpu: Gpu, reserve: int) -> NoPlanError:
     free = footprint.budget(gpu, reserve)
+    if reserve and free <= 0:
+        return NoPlanError(
+            f"--reserve {_gib(reserve)} leaves no memory on {gpu.name}",
+            why=f"it has {_gib(gpu.hbm_bytes)}, {_gib(free + reserve)} without the driver's share",
+            hint="reserve less: --reserve is what other things need of this card",
+        )
     return NoPlanError(
         f"{entry.algo} does not fit on {gpu.name}",
         why=f"it needs {_gib(entry.hbm.total)} of HBM, {_gib(max(free, 0))} are free",

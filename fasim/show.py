@@ -523,7 +523,7 @@ def _comparison_facts(report: comparison_.Report) -> Iterator[tuple[str, str]]:
 def _reasons(points: Sequence[comparison_.Comparison]) -> list[str]:
     """Why something is missing from the table, each sentence once."""
     missing = [e for point in points for e in point.entries if not e.available]
-    return list(dict.fromkeys(f"{entry.algo} {entry.reason}" for entry in missing))
+    return list(dict.fromkeys(f"{entry.algo}: {entry.reason}" for entry in missing))
 
 
 # ---- derivations --------------------------------------------------------------------------------

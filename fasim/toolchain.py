@@ -101,7 +101,8 @@ def _ask(path: Path, option: str) -> str:
 
 def broken(path: Path, why: str) -> MissingToolError:
     """The error that an nvcc is there and does not work."""
-    hint = "set FASIM_NVCC to the nvcc of a CUDA toolkit, or `pip install 'fasim[nvcc]'`"
+    other = "unset it" if settings.NVCC.text else "`pip install 'fasim[nvcc]'`"
+    hint = f"set FASIM_NVCC to the nvcc of a CUDA toolkit, or {other}"
     return MissingToolError(f"{path} is not a working nvcc", why=why, hint=hint)
 
 

@@ -6,6 +6,10 @@ import os
 from collections.abc import Callable
 from functools import cache
 
+# Before NumPy is imported: its threads of one worker only get in the way of the other workers'.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 import hypothesis
 import pytest
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fasim.gpu import Gpu
+from fasim.gpu import FORMAT, Gpu
 from fasim.problem import Problem
 
 # Assumed where the GPU's file has no value; each is named in the plan that used it.
@@ -17,6 +17,9 @@ HBM_SHARE = 0.88  # of the datasheet bandwidth; measured parts: 0.81 to 0.93
 LAUNCH_S = 2.5e-6  # a launch in a stream, as measured on an H200
 MMA_FRACTION = {9: 0.665, 10: 0.25}  # of the wgmma or tcgen05 rate, by compute capability
 E4M3_MMA_FRACTION = 0.17  # sm_90 emulates e4m3 mma.sync: 1400 of 8192 FLOP measured
+
+# field of Gpu -> key of a GPU file, and one unit of the key in the field's unit
+_KEYS = {spec.field: (key, spec.unit) for keys in FORMAT.values() for key, spec in keys.items()}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +46,7 @@ def rates(gpu: Gpu, algo: str, problem: Problem) -> Rates:
     notes = _Notes(gpu)
     wgmma = gpu.wgmma and algo in ("v3", "standard") and problem.dtype != "fp32"
     clock = _clock(gpu, wgmma, notes)
-    l2 = notes.value("l2_bandwidth", L2_BYTES_PER_CLOCK * gpu.sm_count * clock, "B/s")
+    l2 = notes.value("l2_bandwidth", L2_BYTES_PER_CLOCK * gpu.sm_count * clock)
     return Rates(
         clock_hz=clock,
         sms=gpu.sm_count,
@@ -55,7 +58,7 @@ def rates(gpu: Gpu, algo: str, problem: Problem) -> Rates:
         l2_latency=notes.value("l2_latency_clocks", L2_LATENCY_CLOCKS),
         hbm_latency=notes.value("hbm_latency_clocks", HBM_LATENCY_CLOCKS),
         hbm_bytes_s=_hbm_rate(gpu, notes),
-        launch_s=notes.value("launch_s", LAUNCH_S, "s"),
+        launch_s=notes.value("launch_s", LAUNCH_S),
         assumed=tuple(notes.sentences),
     )
 
@@ -67,26 +70,28 @@ class _Notes:
         self.gpu = gpu
         self.sentences: list[str] = []
 
-    def value(self, name: str, otherwise: float, unit: str = "") -> float:
+    def value(self, name: str, otherwise: float) -> float:
         known = getattr(self.gpu, name)
         if known is not None:
             return float(known)
-        return self.assume(name, otherwise, unit)
+        return self.assume(name, otherwise)
 
-    def assume(self, name: str, value: float, unit: str = "") -> float:
-        shown = f"{value:.4g} {unit}".strip()
-        self.sentences.append(f"{name} is not in the file of {self.gpu.name}: {shown} assumed")
+    def assume(self, name: str, value: float) -> float:
+        """Named as the GPU's file would name it and in its unit, ready to be added there."""
+        key, unit = _KEYS[name]
+        shown = f"{value / unit:.5g}"
+        self.sentences.append(f"{key} is not in the file of {self.gpu.name}: {shown} assumed")
         return value
 
 
 def _clock(gpu: Gpu, wgmma: bool, notes: _Notes) -> float:
     """The clock under sustained load, else the one behind the vendor's tensor peak, else boost."""
     name = "load_clock_wgmma_hz" if wgmma else "load_clock_mma_hz"
-    return notes.value(name, gpu.tensor_clock_hz or gpu.boost_clock_hz, "Hz")
+    return notes.value(name, gpu.tensor_clock_hz or gpu.boost_clock_hz)
 
 
 def _hbm_rate(gpu: Gpu, notes: _Notes) -> float:
-    return notes.value("hbm_bandwidth_measured", HBM_SHARE * gpu.hbm_bandwidth, "B/s")
+    return notes.value("hbm_bandwidth_measured", HBM_SHARE * gpu.hbm_bandwidth)
 
 
 def _matmul_rate(gpu: Gpu, algo: str, dtype: str, notes: _Notes) -> float:

@@ -195,6 +195,7 @@ def test_chosen_nvcc_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(MissingToolError, match="/nonexistent/nvcc is not a working nvcc") as caught:
         find_nvcc()
     assert caught.value.why == "No such file or directory"
+    assert caught.value.hint.endswith("or unset it")
 
 
 @pytest.mark.parametrize("banner", ["", "hello\n"])

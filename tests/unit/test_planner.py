@@ -241,7 +241,7 @@ def test_v3_needs_a_hopper():
         assert reasons(gpu)["v3"] == (
             False,
             False,
-            "needs wgmma and TMA, which exist only on sm_90a; use --algo v2",
+            "wgmma and TMA exist only on sm_90a",
         )
     assert reasons("h200")["v3"][0]
 
@@ -291,6 +291,25 @@ def test_v1_and_v2_are_generated_from_ampere_on(gpu, dtype):
         assert entry.plan.smem_bytes == entry.smem_bytes
 
 
+@pytest.mark.parametrize("algo", ["standard", "v1", "v2"])
+@pytest.mark.parametrize(
+    ("options", "name"),
+    [
+        ({"softcap": 30.0}, "softcap"),
+        ({"bias": "dense"}, "dense bias"),
+        ({"bias": "alibi"}, "ALiBi"),
+        ({"varlen": True}, "varlen"),
+        ({"varlen": True, "pass_": "train"}, "varlen"),
+    ],
+)
+def test_what_is_not_charged_is_said(algo, options, name):
+    gpu = gpus.load("h200")
+    plain = planner.plan(Problem(), gpu, algo).assumed
+    entry = planner.plan(Problem(**options), gpu, algo)
+    (sentence,) = set(entry.assumed) - set(plain)
+    assert sentence == f"{name} is not charged: time, traffic and memory are those without it"
+
+
 def test_compare_has_four_entries_and_auto_takes_the_fastest():
     gpu, problem = gpus.load("h200"), Problem(batch=4)
     entries = planner.compare(problem, gpu)
@@ -321,6 +340,12 @@ def test_what_does_not_fit_is_refused_with_both_sizes():
     assert "seq that fits is" in refused.value.hint
 
 
+def test_a_reserve_beyond_the_card_is_called_that():
+    with pytest.raises(NoPlanError, match=r"--reserve 100.0 GiB leaves no memory") as refused:
+        planner.plan(Problem(), gpus.load("a100-80gb"), reserve=100 * GIB)
+    assert "80.0 GiB" in refused.value.why
+
+
 def test_standard_has_no_tile_to_judge():
     with pytest.raises(NoPlanError):
         planner.plan(Problem(), gpus.load("h200"), "standard", tile=(64, 64))
@@ -331,6 +356,16 @@ def test_a_problem_beyond_exact_counting_is_refused():
     assert not any(e.available for e in planner.compare(huge, gpus.load("h200")))
     with pytest.raises(NoPlanError, match="nothing runs"):
         planner.plan(huge, gpus.load("h200"))
+
+
+def test_what_stops_every_algorithm_is_the_reason():
+    a100 = gpus.load("a100-80gb")
+    with pytest.raises(NoPlanError, match="nothing runs") as refused:
+        planner.plan(Problem(dtype="e4m3"), a100)
+    assert refused.value.why == "a100-sxm4-80gb has no e4m3 tensor cores"
+    assert {reason for *_, reason in reasons("a100-80gb", dtype="e4m3").values()} == {
+        refused.value.why
+    }
 
 
 def test_crossover():

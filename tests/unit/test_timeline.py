@@ -41,7 +41,7 @@ def test_a100_head_dim_64():
     """128x128 with 4 warps is best; 8 warps cost about 18 %, 64x256 about 27 %."""
     tiles = t(128, 128, 4), t(128, 128, 8), t(64, 256, 4)
     best, eight, wide = seconds("a100-80gb", fa2_benchmark(64), *tiles)
-    assert 0.65 < best / eight < 0.88  # fasim's own kernels lose 34 % on an H200
+    assert 0.70 < best / eight < 0.88
     assert 0.65 < best / wide < 0.85
 
 
@@ -193,7 +193,10 @@ def test_a_single_query_is_bound_by_its_launch():
 
 def test_missing_values_are_named_and_known_ones_are_not():
     a100 = rates(gpus.load("a100-80gb"), "v2", Problem()).assumed
-    assert any("launch_s" in sentence for sentence in a100)
+    assert (
+        "launch_us is not in the file of a100-sxm4-80gb: 2.5 assumed" in a100
+    )  # a key of the file
+    assert "load_clock_mma_mhz is not in the file of a100-sxm4-80gb: 1410 assumed" in a100
     assert not any("mufu" in sentence for sentence in a100)
     ada = rates(gpus.load("4090"), "v2", Problem()).assumed
     assert any("mufu_per_clock" in sentence and "16" in sentence for sentence in ada)
