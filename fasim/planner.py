@@ -488,7 +488,7 @@ def _standard_wins(problem: Problem, gpu: Gpu, seq: int) -> bool:
     seq_kv = seq if problem.seq_kv == problem.seq else problem.seq_kv
     entries = compare(replace(problem, seq=seq, seq_kv=seq_kv), gpu)
     standard, *flash = (entry.time.seconds if entry.available else np.inf for entry in entries)
-    return bool(standard <= min(flash))
+    return bool(standard < np.inf and standard <= min(flash))
 
 
 __all__ = [

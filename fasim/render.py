@@ -98,7 +98,18 @@ def _render_body(plan: Plan) -> tuple[str, tuple[Origin | None, ...]]:
     lines = [_unmark(line) for line in marked.split("\n")]
     while not lines[-1][0]:
         lines.pop()
+    lines = list(_apart(lines))
     return "".join(f"{text}\n" for text, _ in lines), tuple(origin for _, origin in lines)
+
+
+def _apart(lines: list[tuple[str, Origin | None]]) -> Iterator[tuple[str, Origin | None]]:
+    """A blank line wherever the text of one template file ends and another's begins."""
+    last, blank = None, True
+    for text, origin in lines:
+        if last and origin and origin[0] != last and text and not blank:
+            yield "", None
+        yield text, origin
+        last, blank = origin[0] if origin else last, not text
 
 
 def _render_header(plan: Plan, body_sha: str) -> str:

@@ -61,7 +61,7 @@
 // "head_dim_v": 128, "heads": 32, "incoherent": false, "kv_heads": 8, "out_dtype": "bf16", "pass":
 // "fwd", "scale": 0.08838834764831843, "scales": "tensor", "seq": 8192, "seq_kv": 8192, "softcap":
 // 0.0, "varlen": false, "window": [-1, -1]}, "schema": "fasim.plan/1", "smem_bytes": 163840}
-// ---- the rest of the file has sha256 e2522380308271c80a17005b1e45666bd07c9fb9fe5def11643be41caaca2af1
+// ---- the rest of the file has sha256 97dc7d9f0d26a96c9ead583036050e28e626210e13f012b7041310d39d08be37
 // FlashAttention, forward, in the paper's order (Dao et al. 2022, algorithm 1).
 //
 // One thread block per head. The outer loop holds a tile of keys and values in shared memory; the
@@ -86,7 +86,9 @@ struct Strides {  // of one tensor, in elements; its last dimension is contiguou
 
 using Element = u16;  // bf16
 using Output = u16;  // bf16
+
 // ---- Constants ----------------------------------------------------------------------------------
+
 constexpr int kHeadDim = 128;  // d, of Q and K
 constexpr int kHeadDimV = 128;  // of V and O
 constexpr int kD = 128;  // as stored: whole 16-wide matrix steps, the rest zero
@@ -107,12 +109,14 @@ constexpr float kLn2 = 0.693147180559945f;
 
 static_assert(kRowTiles * 16 * kWarps == kBlockQ, "every warp owns whole 16-row tiles");
 static_assert(kBlockKV % kStepKV == 0 && kStepKV % 16 == 0, "whole 16-key matrix steps");
+
 constexpr int kQElements = kBlockQ * (kD > kDV ? kD : kDV);  // Q, and O at the end
 
 static_assert((kQElements + kBlockKV * (kD + kDV)) * sizeof(Element) == kSmemBytes,
               "shared memory as planned");
 
 // ---- Instructions -------------------------------------------------------------------------------
+
 namespace ptx {
 #ifndef FASIM_EMULATE
 
@@ -123,6 +127,7 @@ __device__ __forceinline__ u32 smem_address(const void* pointer) {
 
 #endif
 }  // namespace ptx
+
 namespace ptx {
 #ifndef FASIM_EMULATE
 
@@ -142,6 +147,7 @@ __device__ __forceinline__ float lg2(float x) {
 
 #endif
 }  // namespace ptx
+
 namespace ptx {
 #ifndef FASIM_EMULATE
 
@@ -181,6 +187,7 @@ __device__ __forceinline__ u32 cvt_pack(float low, float high) {
 
 #endif
 }  // namespace ptx
+
 // An unsigned word of so many bytes, and the widest one every row of a tensor is aligned to.
 template <int kBytes>
 struct WordOf;
@@ -213,6 +220,7 @@ __device__ constexpr int min_power_of_two(int n, int limit) {
   while (power < n && power < limit) power *= 2;
   return power;
 }
+
 // ---- Tiles in shared memory ---------------------------------------------------------------------
 // A tile is row-major with no padding. Its 16-byte chunks are permuted inside a row, differently in
 // neighbouring rows, so that the 8 rows one matrix load touches lie in 8 different bank groups.
@@ -242,6 +250,7 @@ __device__ __forceinline__ u32 along_row(u32 first, int chunks) {
   constexpr int kGroup = swizzle_group(kCols);
   return (first ^ chunks % kGroup * 16) + chunks / kGroup * kGroup * 16;
 }
+
 constexpr int kCopiesInFlight = 4;  // loads a thread issues before it stores the first
 
 // One aligned copy into shared memory through a register.
@@ -250,6 +259,7 @@ __device__ __forceinline__ void copy(Element* to, const Element* from, bool vali
   using Word = typename WordOf<kBytes>::type;
   *reinterpret_cast<Word*>(to) = valid ? *reinterpret_cast<const Word*>(from) : Word{};
 }
+
 // Fills a tile of kRows x kCols from rows of global memory, all threads together. What lies beyond
 // `rows` or kValidCols becomes zero, so padding never reaches a product.
 template <int kRows, int kCols, int kValidCols, bool kSwizzled = true>
@@ -274,6 +284,7 @@ __device__ __forceinline__ void copy_tile(Element* tile, const Element* source, 
     source += kThreads / kRowThreads * stride;
   }
 }
+
 // A thread's part of the scores and of the output: [16 rows][8 columns][row g: 2, row g + 8: 2].
 using Scores = float[kRowTiles][kStepKV / 8][4];
 using Accumulator = float[kRowTiles][kDV / 8][4];
@@ -286,6 +297,7 @@ __device__ __forceinline__ void zero(float (&fragment)[kRowTiles][kTiles][4]) {
     for (int r = 0; r < 4; ++r) fragment[i / kTiles][i % kTiles][r] = 0.f;
   }
 }
+
 // ---- Matrix products on the tensor cores --------------------------------------------------------
 // Each warp owns kRowTiles x 16 rows. Lane 4 g + t holds rows g and g + 8 of each, and of every 8
 // columns 2t and 2t + 1. The scores come out in that layout; P goes in in the same registers.
@@ -356,6 +368,7 @@ __device__ __forceinline__ void accumulate(Accumulator& o, const Weights& p,
     }
   }
 }
+
 // ---- Mask ---------------------------------------------------------------------------------------
 // Keys at or beyond a row's limit are invisible. Causal is aligned bottom-right: query i sees the
 // keys up to i + seq_kv - seq_q.
@@ -376,6 +389,7 @@ __device__ __forceinline__ void mask_scores(Scores& s, int query, int key, int s
     }
   }
 }
+
 // ---- Online softmax -----------------------------------------------------------------------------
 // Milakov and Gimelshein 2018; FlashAttention-2, algorithm 1. A thread keeps, for each of its rows,
 // the largest score so far and its own share of the row's sum of exponentials.
@@ -443,6 +457,7 @@ __device__ __forceinline__ float log_sum_exp(float max, float sum, float scale_l
 __device__ __forceinline__ int tile_row(int i) {
   return threadIdx.x / 32 * kWarpRows + 8 * i + threadIdx.x % 32 / 4;
 }
+
 // ---- O, m and l in HBM --------------------------------------------------------------------------
 
 // One lane of the quad reads a row's statistic for all four.
@@ -528,6 +543,7 @@ __device__ __forceinline__ void store_lse(const RowState& row, float* lse, float
     }
   }
 }
+
 // ---- Output -------------------------------------------------------------------------------------
 __device__ __forceinline__ void store_pair(u16* to, float x, float y) {
   *reinterpret_cast<u32*>(to) = ptx::cvt_pack(x, y);
@@ -561,6 +577,7 @@ __device__ __forceinline__ void store_output(Output* tile, const Accumulator& o,
     if (row < rows) *reinterpret_cast<Word*>(global + row * stride + column) = word;
   }
 }
+
 // ---- Kernel -------------------------------------------------------------------------------------
 // clang-format off
 extern "C" __global__ void __maxnreg__(kRegisters)

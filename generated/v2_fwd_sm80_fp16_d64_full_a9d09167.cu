@@ -59,7 +59,7 @@
 // "head_dim_v": 64, "heads": 16, "incoherent": false, "kv_heads": 16, "out_dtype": "fp16", "pass":
 // "fwd", "scale": 0.125, "scales": "tensor", "seq": 1024, "seq_kv": 1024, "softcap": 0.0, "varlen":
 // false, "window": [-1, -1]}, "schema": "fasim.plan/1", "smem_bytes": 49152}
-// ---- the rest of the file has sha256 563b9a0cbe6fca984b48a2e2ec52c08fc4e014bf67bac9bd141cf778b6316752
+// ---- the rest of the file has sha256 0dc5330ae0d41b8a92cc8ed42165911a337475e805ced6b2805ed5848472ddcf
 // FlashAttention-2, forward (Dao 2023, algorithm 1).
 //
 // One thread block per block of queries. It walks the keys and values once, from the last tile to
@@ -83,7 +83,9 @@ struct Strides {  // of one tensor, in elements; its last dimension is contiguou
 
 using Element = u16;  // fp16
 using Output = u16;  // fp16
+
 // ---- Constants ----------------------------------------------------------------------------------
+
 constexpr int kHeadDim = 64;  // d, of Q and K
 constexpr int kHeadDimV = 64;  // of V and O
 constexpr int kD = 64;  // as stored: whole 16-wide matrix steps, the rest zero
@@ -104,6 +106,7 @@ constexpr float kLn2 = 0.693147180559945f;
 
 static_assert(kRowTiles * 16 * kWarps == kBlockQ, "every warp owns whole 16-row tiles");
 static_assert(kBlockKV % kStepKV == 0 && kStepKV % 16 == 0, "whole 16-key matrix steps");
+
 constexpr int kSlots = 2;  // ring of tiles in shared memory: K, V, K, V …
 constexpr int kSlotElements = kBlockKV * (kD > kDV ? kD : kDV);
 constexpr int kQElements = kBlockQ * (kD > kDV ? kD : kDV);  // Q, and O at the end
@@ -112,6 +115,7 @@ static_assert((kQElements + kSlots * kSlotElements) * sizeof(Element) == kSmemBy
               "shared memory as planned");
 
 // ---- Instructions -------------------------------------------------------------------------------
+
 namespace ptx {
 #ifndef FASIM_EMULATE
 
@@ -122,6 +126,7 @@ __device__ __forceinline__ u32 smem_address(const void* pointer) {
 
 #endif
 }  // namespace ptx
+
 namespace ptx {
 #ifndef FASIM_EMULATE
 
@@ -154,6 +159,7 @@ __device__ __forceinline__ void cp_async_wait_group() {
 
 #endif
 }  // namespace ptx
+
 namespace ptx {
 #ifndef FASIM_EMULATE
 
@@ -173,6 +179,7 @@ __device__ __forceinline__ float lg2(float x) {
 
 #endif
 }  // namespace ptx
+
 namespace ptx {
 #ifndef FASIM_EMULATE
 
@@ -212,6 +219,7 @@ __device__ __forceinline__ u32 cvt_pack(float low, float high) {
 
 #endif
 }  // namespace ptx
+
 // An unsigned word of so many bytes, and the widest one every row of a tensor is aligned to.
 template <int kBytes>
 struct WordOf;
@@ -244,6 +252,7 @@ __device__ constexpr int min_power_of_two(int n, int limit) {
   while (power < n && power < limit) power *= 2;
   return power;
 }
+
 // ---- Tiles in shared memory ---------------------------------------------------------------------
 // A tile is row-major with no padding. Its 16-byte chunks are permuted inside a row, differently in
 // neighbouring rows, so that the 8 rows one matrix load touches lie in 8 different bank groups.
@@ -273,6 +282,7 @@ __device__ __forceinline__ u32 along_row(u32 first, int chunks) {
   constexpr int kGroup = swizzle_group(kCols);
   return (first ^ chunks % kGroup * 16) + chunks / kGroup * kGroup * 16;
 }
+
 // Copies a loop step starts; the hardware keeps many more. Beside the widest scores their addresses
 // would not fit the registers.
 constexpr int kCopiesInFlight = kRowTiles * kStepKV < 256 ? 2 : 1;
@@ -286,6 +296,7 @@ __device__ __forceinline__ void copy(Element* to, const Element* from, bool vali
     *to = valid ? *from : Element(0);
   }
 }
+
 // Fills a tile of kRows x kCols from rows of global memory, all threads together. What lies beyond
 // `rows` or kValidCols becomes zero, so padding never reaches a product.
 template <int kRows, int kCols, int kValidCols, bool kSwizzled = true>
@@ -310,6 +321,7 @@ __device__ __forceinline__ void copy_tile(Element* tile, const Element* source, 
     source += kThreads / kRowThreads * stride;
   }
 }
+
 // A thread's part of the scores and of the output: [16 rows][8 columns][row g: 2, row g + 8: 2].
 using Scores = float[kRowTiles][kStepKV / 8][4];
 using Accumulator = float[kRowTiles][kDV / 8][4];
@@ -322,6 +334,7 @@ __device__ __forceinline__ void zero(float (&fragment)[kRowTiles][kTiles][4]) {
     for (int r = 0; r < 4; ++r) fragment[i / kTiles][i % kTiles][r] = 0.f;
   }
 }
+
 // ---- Matrix products on the tensor cores --------------------------------------------------------
 // Each warp owns kRowTiles x 16 rows. Lane 4 g + t holds rows g and g + 8 of each, and of every 8
 // columns 2t and 2t + 1. The scores come out in that layout; P goes in in the same registers.
@@ -392,6 +405,7 @@ __device__ __forceinline__ void accumulate(Accumulator& o, const Weights& p,
     }
   }
 }
+
 // ---- Mask ---------------------------------------------------------------------------------------
 // Keys at or beyond a row's limit are invisible. Causal is aligned bottom-right: query i sees the
 // keys up to i + seq_kv - seq_q.
@@ -412,6 +426,7 @@ __device__ __forceinline__ void mask_scores(Scores& s, int query, int key, int s
     }
   }
 }
+
 // ---- Online softmax -----------------------------------------------------------------------------
 // Milakov and Gimelshein 2018; FlashAttention-2, algorithm 1. A thread keeps, for each of its rows,
 // the largest score so far and its own share of the row's sum of exponentials.
@@ -479,6 +494,7 @@ __device__ __forceinline__ float log_sum_exp(float max, float sum, float scale_l
 __device__ __forceinline__ int tile_row(int i) {
   return threadIdx.x / 32 * kWarpRows + 8 * i + threadIdx.x % 32 / 4;
 }
+
 // Divides O by the sums, once, and writes the log-sum-exp of each row. A row that saw no key
 // gives 0 and -inf.
 __device__ __forceinline__ void finish(Accumulator& o, const RowState& row, float* lse,
@@ -495,6 +511,7 @@ __device__ __forceinline__ void finish(Accumulator& o, const RowState& row, floa
     }
   }
 }
+
 // ---- Output -------------------------------------------------------------------------------------
 __device__ __forceinline__ void store_pair(u16* to, float x, float y) {
   *reinterpret_cast<u32*>(to) = ptx::cvt_pack(x, y);
@@ -528,6 +545,7 @@ __device__ __forceinline__ void store_output(Output* tile, const Accumulator& o,
     if (row < rows) *reinterpret_cast<Word*>(global + row * stride + column) = word;
   }
 }
+
 // ---- Kernel -------------------------------------------------------------------------------------
 // clang-format off
 extern "C" __global__ void __maxnreg__(kRegisters)
