@@ -47,7 +47,7 @@ def chosen(problem, device, algo, count, rng):
     case = legality.Case.of(
         problem, device, algo, "fwd", planner.candidates(problem, device, algo, "fwd")
     )
-    legal = np.flatnonzero(legality.broken(case) == len(legality.RULES[algo, "fwd"]))
+    legal = np.flatnonzero(legality.legal(case))
     tiles += [case.tiles.tile(int(i)) for i in rng.sample(list(legal), count - len(tiles))]
     return [planner.plan(problem, device, algo, tile=tile) for tile in dict.fromkeys(tiles)]
 

@@ -257,6 +257,11 @@ def broken(case: Case) -> Ints:
     return first
 
 
+def legal(case: Case) -> Bools:
+    """Which tiles keep every rule."""
+    return np.asarray(broken(case) == len(RULES[case.algo, case.pass_]))
+
+
 def sentence(case: Case, index: int, place: int) -> str:
     """Why tile ``index`` breaks rule ``place``."""
     return RULES[case.algo, case.pass_][place].sentence(case, index)

@@ -7,7 +7,7 @@ import numpy as np
 from fasim.candidates import candidates
 from fasim.entry import Entry
 from fasim.gpu import Gpu
-from fasim.legality import RULES, Case, broken
+from fasim.legality import Case, legal
 from fasim.model.silicon import rates
 from fasim.model.tiles import Tiles
 from fasim.model.visits import visits
@@ -33,5 +33,4 @@ def legal_tiles(entry: Entry, gpu: Gpu) -> tuple[int, int]:
     """How many candidates are legal, and how many are tried."""
     tried = candidates(entry.problem, gpu, entry.algo, entry.pass_)
     case = Case.of(entry.problem, gpu, entry.algo, entry.pass_, tried)
-    legal = broken(case) == len(RULES[entry.algo, entry.pass_])
-    return int(np.count_nonzero(legal)), len(tried)
+    return int(np.count_nonzero(legal(case))), len(tried)

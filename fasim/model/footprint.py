@@ -156,7 +156,7 @@ def _special(problem: Problem, tiles: Tiles) -> Ints:
 def _v1_fwd_registers(problem: Problem, tiles: Tiles) -> Ints:
     """V2's, or what V1 takes by itself where that is more."""
     accumulators = _accumulators(problem, tiles)
-    taken = V1_BASE + V1_PER_ACCUMULATOR.get(problem.dtype, 1.2) * accumulators
+    taken = V1_BASE + V1_PER_ACCUMULATOR[problem.dtype] * accumulators
     rounded = np.minimum(round_up(taken.astype(np.int64), 8), MOST_REGISTERS)
     needed = np.where(accumulators < V1_SMALL, rounded, MOST_REGISTERS)
     excess = np.maximum(accumulators - V1_MOST, 0)

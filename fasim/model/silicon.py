@@ -12,7 +12,6 @@ MUFU_PER_CLOCK = 16.0  # the figure of every architecture that publishes one
 SMEM_BYTES_PER_CLOCK = 128.0  # 32 banks of 4 bytes
 L2_BYTES_PER_CLOCK = 24.0  # per SM; measured parts lie between 15 (L40) and 37 (A100, H200)
 L2_LATENCY_CLOCKS = 300.0  # measured parts: 206 to 280
-HBM_LATENCY_CLOCKS = 700.0  # measured parts: 434 to 688
 HBM_SHARE = 0.88  # of the datasheet bandwidth; measured parts: 0.81 to 0.93
 LAUNCH_S = 2.5e-6  # a launch in a stream, as measured on an H200
 MMA_FRACTION = {9: 0.665, 10: 0.25}  # of the wgmma or tcgen05 rate, by compute capability
@@ -34,7 +33,6 @@ class Rates:
     smem_bytes: float
     l2_bytes: float
     l2_latency: float
-    hbm_latency: float
     hbm_bytes_s: float  # whole chip, bytes per second
     launch_s: float
     assumed: tuple[str, ...]
@@ -56,7 +54,6 @@ def rates(gpu: Gpu, algo: str, problem: Problem) -> Rates:
         smem_bytes=notes.value("smem_bytes_per_clock", SMEM_BYTES_PER_CLOCK),
         l2_bytes=l2 / gpu.sm_count / clock,
         l2_latency=notes.value("l2_latency_clocks", L2_LATENCY_CLOCKS),
-        hbm_latency=notes.value("hbm_latency_clocks", HBM_LATENCY_CLOCKS),
         hbm_bytes_s=_hbm_rate(gpu, notes),
         launch_s=notes.value("launch_s", LAUNCH_S),
         assumed=tuple(notes.sentences),

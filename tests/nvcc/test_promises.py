@@ -44,7 +44,7 @@ def draw(rng: random.Random) -> Plan | None:
     device, algo = gpu.load(rng.choice(GPUS)), rng.choice(("v1", "v2"))
     tiles = planner.candidates(problem, device, algo, "fwd")
     case = legality.Case.of(problem, device, algo, "fwd", tiles)
-    legal = np.flatnonzero(legality.broken(case) == len(legality.RULES[algo, "fwd"]))
+    legal = np.flatnonzero(legality.legal(case))
     if not len(legal):
         return None
     return planner.plan(problem, device, algo, tile=tiles.tile(int(rng.choice(list(legal))))).plan

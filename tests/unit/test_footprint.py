@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from fasim import gpu as gpus
 from fasim.candidates import candidates
-from fasim.legality import RULES, Case, broken
+from fasim.legality import Case, legal
 from fasim.model import footprint
 from fasim.model.occupancy import residency
 from fasim.model.tiles import Tiles, padded
@@ -186,14 +186,14 @@ def test_backward_and_v3_kernels_are_granted_what_they_need(algo, pass_):
 def test_every_legal_tile_is_granted_its_need_within_its_share(name, algo, dtype):
     problem, gpu = Problem(head_dim=64, dtype=dtype, causal=True), gpus.load(name)
     case = Case.of(problem, gpu, algo, "fwd", candidates(problem, gpu, algo, "fwd"))
-    legal = case.take(broken(case) == len(RULES[algo, "fwd"]))
-    assert len(legal) > 10
-    assert (legal.tiles.registers >= legal.registers).all()
-    used = legal.tiles.registers * legal.threads * legal.blocks_per_sm
+    kept = case.take(legal(case))
+    assert len(kept) > 10
+    assert (kept.tiles.registers >= kept.registers).all()
+    used = kept.tiles.registers * kept.threads * kept.blocks_per_sm
     assert (used <= gpu.registers_per_sm).all()
-    assert (legal.tiles.registers <= gpu.registers_per_thread).all()
-    blocks, _ = residency(gpu, legal.threads, legal.tiles.registers, legal.smem)
-    assert (blocks >= legal.blocks_per_sm).all()
+    assert (kept.tiles.registers <= gpu.registers_per_thread).all()
+    blocks, _ = residency(gpu, kept.threads, kept.tiles.registers, kept.smem)
+    assert (blocks >= kept.blocks_per_sm).all()
 
 
 def test_standard_attention_keeps_s_and_p_of_every_head():
