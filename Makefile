@@ -16,7 +16,7 @@ lint: $(VENV)/installed-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/fasim gen --all --check
-	$(BIN)/clang-format --dry-run --Werror generated/*.cu
+	$(BIN)/clang-format --dry-run --Werror generated/*.cu fasim/emulator/*.h fasim/emulator/*.cpp
 
 kernels: $(VENV)/installed-dev
 	$(BIN)/fasim gen --all

@@ -25,6 +25,7 @@ from fasim.problem import Problem
 from fasim.reference import DTYPES
 from fasim.render import Kernel, template_root
 from fasim.runners import gpu
+from fasim.runners.arrays import input_shapes
 
 SCHEMA = "fasim.bench/1"
 WARM_UP, LAUNCHES, ROUNDS = 3, 20, 7
@@ -203,7 +204,7 @@ def _inputs(kernel: Kernel, launch: Launch) -> dict[str, Any]:
     """Unit-normal q, k and v."""
     draw = np.random.default_rng(0)
     dtype = DTYPES[kernel.plan.kernel.dtype]
-    shapes = gpu.input_shapes(kernel, launch)
+    shapes = input_shapes(kernel, launch)
     return {name: draw.standard_normal(s, np.float32).astype(dtype) for name, s in shapes.items()}
 
 

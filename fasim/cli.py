@@ -25,8 +25,10 @@ if TYPE_CHECKING:
     from fasim.entry import Entry
     from fasim.gpu import Gpu
     from fasim.render import Kernel
+    from fasim.runners import Runner, Tracing
 
 TOP = 5  # tiles in a plan's JSON
+EXAMPLES, EMULATED = 100, 10  # cases a property, on a device and in the emulator
 TERMS = ("choice", "smem", "registers", "occupancy", "memory", "traffic", "flops", "time")
 
 
@@ -197,9 +199,7 @@ def plan(
     """Choose tiles; show limits, traffic and time."""
     entry = asked.entry(tile=tile, top=top or TOP)
     if out:
-        from fasim import files
-
-        files.write(Path(out), dumped(entry.to_json()))
+        _write(Path(out), entry.to_json())
     if as_json:
         return screen.document(entry.to_json())
     show.plan(screen, entry, asked.gpu)
@@ -378,31 +378,51 @@ def _note_edited(screen: Screen, kernel: Kernel) -> None:
 @command(
     "fasim verify --gpu a100-80gb --algo v2 --causal",
     "fasim verify v2_fwd_sm80_fp16_d128_causal_0123abcd.cu --examples 1000",
+    "fasim verify kernel.cu --runner emulator --schedules 4",
     "fasim verify plan.json --runner numpy",
 )
 @_PLAN
 @problem_options
 @click.option(
     "--runner",
-    type=click.Choice(["gpu", "numpy"]),
-    default="gpu",
+    type=click.Choice(["auto", "gpu", "emulator", "both", "numpy"]),
+    default="auto",
     show_default=True,
-    help="gpu runs the file; numpy runs the plan's tiles in NumPy and says nothing of the file.",
+    help="gpu and emulator run the file, auto on the GPU if there is one; numpy runs the plan's"
+    " tiles in NumPy and says nothing of the file.",
 )
 @click.option(
-    "--examples", type=click.IntRange(1), default=100, show_default=True, help="Cases a property."
+    "--examples",
+    type=click.IntRange(1),
+    help=f"Cases a property.  [default: {EXAMPLES}; in the emulator {EMULATED}]",
 )
-@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Of the cases.")
+@click.option(
+    "--schedules",
+    type=click.IntRange(1),
+    help="Orders of the warps that the emulator tries in every run.  [default: 1]",
+)
+@click.option(
+    "--seed",
+    type=click.IntRange(0),
+    default=0,
+    show_default=True,
+    help="Of the cases, and so of the emulator's schedules.",
+)
 @click.option("--replay", metavar="LINE", help="Run one failing case again.")
+@click.option(
+    "--trace", metavar="FILE", help="Also write what the warps of one launch did, as JSON."
+)
 @_JSON
 def verify(
     screen: Screen,
     asked: Asked,
     plan: str | None,
     runner: str,
-    examples: int,
+    examples: int | None,
+    schedules: int | None,
     seed: int,
     replay: str | None,
+    trace: str | None,
     as_json: bool,
 ) -> None:
     """Check properties of a kernel on random problems.
@@ -414,31 +434,86 @@ def verify(
     from fasim import properties
 
     kernel = _kernel(asked, plan)
+    runners = _runners(runner, schedules)
+    tracer = _tracer(runners) if trace else None
     _note_edited(screen, kernel)
-    report = properties.verify(kernel, _runner(runner), examples, seed, replay)
+    emulated = any(one.name == "emulator" for one in runners)
+    count = examples or (EMULATED if emulated else EXAMPLES)
+    reports = properties.verify_all(kernel, runners, count, seed, replay)
     if as_json:
-        screen.document(report.to_json())
+        screen.document(show.verification_document(reports))
     else:
-        show.verification(screen, report)
-    report.check()
+        show.verifications(screen, reports)
+    if tracer and trace:
+        _write(Path(trace), properties.traced(kernel, tracer, replay))
+    for report in reports:
+        report.check()
 
 
-def _runner(name: str) -> Any:
-    from fasim.runners.numpy import NumpyRunner
+def _tracer(runners: list[Runner]) -> Tracing:
+    from fasim.runners.emulator import EmulatorRunner
 
-    if name == "numpy":
-        return NumpyRunner()
-    from fasim.runners.gpu import GpuRunner
+    for runner in runners:
+        if isinstance(runner, EmulatorRunner):
+            return runner
+    raise UsageError("only the emulator traces", hint="add --runner emulator")
 
-    try:
-        return GpuRunner()
-    except MissingToolError as error:
+
+def _write(path: Path, document: dict[str, Any]) -> None:
+    from fasim import files
+
+    files.write(path, dumped(document))
+
+
+def _runners(name: str, schedules: int | None) -> list[Runner]:
+    """The runners a name stands for, first the one that says most about a mistake."""
+    name = _automatic() if name == "auto" else name
+    if schedules and name not in ("emulator", "both"):
+        raise UsageError(
+            "--schedules concerns the emulator",
+            why=f"the {name} runner has no schedules to choose",
+            hint="add --runner emulator",
+        )
+    return [_runner(one, schedules or 1) for one in _RUNNERS.get(name, (name,))]
+
+
+_RUNNERS = {"both": ("emulator", "gpu")}
+
+
+def _automatic() -> str:
+    """The runner that can execute a file here. Raises MissingToolError if none can."""
+    from fasim.runners import emulator, gpu
+
+    no_gpu, no_emulator = gpu.available() or _no_nvcc(), emulator.available()
+    if no_gpu and no_emulator:
         raise MissingToolError(
             "nothing here can execute the kernel",
-            why=str(error.what),
-            hint="run on a machine with an NVIDIA GPU and PyCUDA (`pip install 'fasim[gpu]'`), or"
-            " check the plan's tiles, not the file, with --runner numpy",
-        ) from error
+            why=f"on a GPU: {no_gpu}; in the emulator: {no_emulator}",
+            hint="install a C++ compiler (g++ or clang++, or `pip install ziglang` and set"
+            ' CXX="python -m ziglang c++"), or check the plan\'s tiles, not the file, with'
+            " --runner numpy",
+        )
+    return "emulator" if no_gpu else "gpu"
+
+
+def _no_nvcc() -> str:
+    from fasim.toolchain import find_nvcc
+
+    try:
+        find_nvcc()
+    except MissingToolError as error:
+        return error.what
+    return ""
+
+
+def _runner(name: str, schedules: int) -> Runner:
+    from fasim.runners.emulator import EmulatorRunner
+    from fasim.runners.gpu import GpuRunner
+    from fasim.runners.numpy import NumpyRunner
+
+    if name == "emulator":
+        return EmulatorRunner(schedules=schedules)
+    return GpuRunner() if name == "gpu" else NumpyRunner()
 
 
 @command(
@@ -513,7 +588,7 @@ def doctor(screen: Screen, clear_cache: bool, as_json: bool) -> None:
 def demo(screen: Screen) -> None:
     """Take the two-minute tour.
 
-    Check the algorithm in NumPy, plan, generate, compile and verify one kernel."""
+    Check the algorithm in NumPy; plan, generate, compile, verify and emulate one kernel."""
     from fasim import demo as tour
 
     tour.take(screen)

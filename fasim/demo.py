@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 
 ROWS, HEAD_DIM, SEED = 128, 16, 42
 TOLERANCE = 1e-6
-EXAMPLES = 20
+EXAMPLES, EMULATED = 20, 2  # cases a property: in NumPy or on a GPU, in the emulator
 
 
 def take(screen: Screen) -> None:
-    """Check the algorithm, plan, generate, compile and verify; say what this machine cannot do."""
+    """Check the algorithm, plan, generate, compile, verify; say what this machine cannot do."""
     _step(screen, "algorithm", check_algorithm())
     device = gpu.load("auto")
     entry = planner.plan(Problem(causal=True), device, "v2")
@@ -31,6 +31,7 @@ def take(screen: Screen) -> None:
     _step(screen, "generate", f"{kernel.source.count(chr(10))} lines of CUDA; {writes}")
     _step(screen, "compile", _compile(kernel))
     _step(screen, "verify", _verify(kernel))
+    _step(screen, "emulate", *_emulate(kernel))
     screen.line()
     screen.line("next: `fasim explain`, `fasim compare`, `fasim COMMAND --help`")
 
@@ -78,6 +79,19 @@ def _verify(kernel: Kernel) -> str:
         f"the plan's tiles in NumPy, not the file: {reason}" if reason else "the file, on the GPU"
     )
     return f"{show.verdict(report)} ({what})"
+
+
+def _emulate(kernel: Kernel) -> tuple[str, ...]:
+    """What the file does on the CPU, and what that took."""
+    from fasim import properties
+    from fasim.runners.emulator import EmulatorRunner
+
+    try:
+        report = properties.verify(kernel, EmulatorRunner(), EMULATED)
+    except MissingToolError as error:
+        return (f"skipped: {error.what} ({error.hint})",)
+    report.check()
+    return f"{show.verdict(report)} (the file, on the CPU)", show.executed(report)
 
 
 def _step(screen: Screen, name: str, *lines: str) -> None:

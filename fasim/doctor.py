@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+import shlex
 import shutil
 import sys
 from importlib import metadata
@@ -25,6 +26,7 @@ def examine() -> dict[str, Any]:
         "platform": platform.platform(),
         "nvcc": _nvcc(),
         "host_compiler": shutil.which("c++") or shutil.which("g++"),
+        "emulator": _emulator(),
         "packages": {name: _version(name) for name in PACKAGES},
         "gpu": _gpu(),
         "cache": _cache(),
@@ -56,6 +58,21 @@ def _nvcc() -> dict[str, Any]:
     }
 
 
+def _emulator() -> dict[str, Any]:
+    """Whether generated files can run on the CPU here, and what compiles them."""
+    try:
+        cxx = toolchain.find_cxx()
+    except MissingToolError as error:
+        return {"found": False, "reason": f"{error.what}: {error.why}", "hint": error.hint}
+    addr2line = toolchain.find_addr2line()
+    return {
+        "found": True,
+        "command": list(cxx.command),
+        "version": cxx.version,
+        "addr2line": addr2line and str(addr2line),
+    }
+
+
 def _version(package: str) -> str | None:
     try:
         return metadata.version(package)
@@ -81,18 +98,24 @@ def _cache() -> dict[str, Any]:
 
 
 def _entries(cache: Path) -> list[Path]:
-    """Folders that the compiler made here, and no other: each holds a kernel or is one's build."""
+    """Folders that the compilers made here, and no other: each holds a kernel or the emulator's
+    runtime, or is the build of one."""
     if not cache.is_dir():
         return []
     folders = (path for path in cache.iterdir() if path.is_dir() and not path.is_symlink())
-    return [p for p in folders if p.name.startswith(".build-") or (p / "kernel.cu").is_file()]
+    return [path for path in folders if path.name.startswith(".build-") or _is_entry(path)]
+
+
+def _is_entry(folder: Path) -> bool:
+    return any((folder / name).is_file() for name in ("kernel.cu", "runtime.o"))
 
 
 def _setting(setting: settings.Setting[Any]) -> dict[str, str | None]:
     value = setting.value
+    text = shlex.join(value) if isinstance(value, tuple) else value and str(value)
     return {
         "name": setting.name,
-        "value": None if value is None else str(value),
+        "value": text,
         "origin": setting.origin,
         "meaning": setting.meaning,
     }

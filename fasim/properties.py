@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import hypothesis
 import numpy as np
@@ -20,12 +20,18 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from fasim import reference
+from fasim.emulator import trace
 from fasim.errors import CheckFailed, FasimError, UsageError
-from fasim.plan import Plan, tensor_shapes
+from fasim.model import flops, traffic
+from fasim.model.tiles import Tiles
+from fasim.plan import Plan, Tile, tensor_shapes
 from fasim.problem import DTYPE_BYTES, Problem
 from fasim.reference import DTYPES, UNIT_ROUNDOFF
 from fasim.render import Kernel
-from fasim.runners import DeviceFault, Runner
+from fasim.runners import Counting, DeviceFault, Runner, Tracing
+
+if TYPE_CHECKING:
+    from fasim.emulator.program import Execution
 
 Array = NDArray[Any]
 Outputs = Mapping[str, Array]
@@ -38,6 +44,9 @@ MAX_WORK = 1 << 19  # query-key pairs of one case: the reference stays quick
 LAYOUTS = ("contiguous", "padded", "tokens")
 GROUPS = (1, 2, 3, 4, 8)
 SCALES = (0.0, 1.0, 0.03125)
+DEPTH = 45.0  # how far "below" 0 scores lie: exp(-45) is nothing beside exp(0)
+RISE = 4.0  # by how much "rising" scores grow from one tile of keys to the next
+MMA_FLOPS = 2 * 16 * 8 * 16  # of one mma.m16n8k16
 
 
 # ---- Inputs -------------------------------------------------------------------------------------
@@ -45,7 +54,8 @@ SCALES = (0.0, 1.0, 0.03125)
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """One input. ``scale`` 0 is the default, 1/sqrt(head_dim).
+    """One input. ``scale`` 0 is the default, 1/sqrt(head_dim); ``seed`` draws the values, and the
+    schedules of a runner that has them.
 
     ``layout``: contiguous (batch, heads, seq, head_dim); padded, the same between NaN rows and
     columns; tokens, (batch, seq, heads, head_dim) between NaN rows and columns.
@@ -72,9 +82,10 @@ class Case:
 
     def arrays(self, plan: Plan) -> dict[str, Array]:
         """q, k and v in the kernel's type, contiguous."""
-        shapes, rng = tensor_shapes(self.problem(plan)), np.random.default_rng(self.seed)
+        problem, rng = self.problem(plan), np.random.default_rng(self.seed)
+        shapes = tensor_shapes(problem)
         drawn = {name: rng.standard_normal(shapes[name]) for name in ("q", "k", "v")}
-        made = VALUES[self.values](drawn, plan.kernel.dtype)
+        made = VALUES[self.values](drawn, problem, plan.kernel.tile)
         return {name: x.astype(DTYPES[plan.kernel.dtype]) for name, x in made.items()}
 
     def rng(self) -> np.random.Generator:
@@ -82,30 +93,54 @@ class Case:
         return np.random.default_rng([self.seed, 1])
 
 
-Values = Callable[[dict[str, Array], str], dict[str, Array]]
+Values = Callable[[dict[str, Array], Problem, Tile], dict[str, Array]]
 
 
-def _peaked(x: dict[str, Array], dtype: str) -> dict[str, Array]:
+def _peaked(x: dict[str, Array], problem: Problem, tile: Tile) -> dict[str, Array]:
     """Rows of q and k that nearly select one key in head_dim."""
-    d = x["q"].shape[-1]
+    d = problem.head_dim
     rows = {name: 4 * np.eye(d)[np.arange(x[name].shape[2]) % d] for name in ("q", "k")}
     return {**x, **{name: 0.1 * x[name] + row for name, row in rows.items()}}
 
 
-def _huge(x: dict[str, Array], dtype: str) -> dict[str, Array]:
+def _huge(x: dict[str, Array], problem: Problem, tile: Tile) -> dict[str, Array]:
     """Scores near 1e11, all equal and exact in fp32: the exponent must still be 0."""
-    number = 16640.0 if dtype == "fp16" else 133120.0
+    number = 16640.0 if problem.dtype == "fp16" else 133120.0
     return {name: np.full(y.shape, number) for name, y in x.items()}
 
 
+def _below(x: dict[str, Array], problem: Problem, tile: Tile) -> dict[str, Array]:
+    """Scores far below 0, that of a key past the end: left unmasked, its row is lost to it."""
+    mean = (1 + math.sqrt(2 / math.pi)) ** 2  # of a product of two 1 + |x|
+    size = math.sqrt(DEPTH / (mean * problem.scale * problem.head_dim))
+    return {"q": size * (1 + abs(x["q"])), "k": -size * (1 + abs(x["k"])), "v": x["v"]}
+
+
+def _rising(x: dict[str, Array], problem: Problem, tile: Tile) -> dict[str, Array]:
+    """Scores that grow along the keys: of two tiles the later holds the maximum."""
+    size = 1 / math.sqrt(problem.scale * problem.head_dim)
+    rise = RISE / tile.block_kv * np.arange(problem.seq_kv)[:, None]
+    return {"q": size * (1 + 0.1 * x["q"]), "k": size * (rise + x["k"]), "v": x["v"]}
+
+
+def _falling(x: dict[str, Array], problem: Problem, tile: Tile) -> dict[str, Array]:
+    """The same the other way round. One of the two moves the maximum at every step of a kernel, the
+    other at none, whichever way it walks."""
+    rising = _rising(x, problem, tile)
+    return {**rising, "k": rising["k"][:, :, ::-1]}
+
+
 VALUES: dict[str, Values] = {
-    "normal": lambda x, _: x,
-    "large": lambda x, _: {"q": 8 * x["q"], "k": 8 * x["k"], "v": x["v"]},
-    "equal": lambda x, _: {**{n: np.full(x[n].shape, 0.5) for n in ("q", "k")}, "v": x["v"]},
+    "normal": lambda x, *_: x,
+    "large": lambda x, *_: {"q": 8 * x["q"], "k": 8 * x["k"], "v": x["v"]},
+    "equal": lambda x, *_: {**{n: np.full(x[n].shape, 0.5) for n in ("q", "k")}, "v": x["v"]},
     "peaked": _peaked,
     "huge": _huge,
-    "tiny": lambda x, _: {"q": 2.0**-20 * x["q"], "k": 2.0**-20 * x["k"], "v": x["v"]},
-    "mean": lambda x, _: {"q": x["q"] + 1, "k": x["k"] + 1, "v": x["v"] + 4},
+    "tiny": lambda x, *_: {"q": 2.0**-20 * x["q"], "k": 2.0**-20 * x["k"], "v": x["v"]},
+    "mean": lambda x, *_: {"q": x["q"] + 1, "k": x["k"] + 1, "v": x["v"] + 4},
+    "below": _below,
+    "rising": _rising,
+    "falling": _falling,
 }
 EXACT_SCORES = ("equal", "huge")  # every key has the same score, whatever the order of the sum
 
@@ -309,11 +344,19 @@ def _place(tensor: str, index: tuple[Any, ...]) -> str:
 
 @dataclass
 class Trial:
-    """One case on one kernel and runner; what several steps need is computed once."""
+    """One case on one kernel and runner; what several steps need is computed once.
+
+    ``beside`` is a second runner, with which the first must agree. The case draws the schedules.
+    """
 
     kernel: Kernel
     runner: Runner
     case: Case
+    beside: Runner | None = None
+
+    def __post_init__(self) -> None:
+        if isinstance(self.runner, Counting):
+            self.runner.next_seed = self.case.seed
 
     @cached_property
     def problem(self) -> Problem:
@@ -328,9 +371,20 @@ class Trial:
         return expected(self.arrays, self.problem, values=self.case.values)
 
     @cached_property
+    def first_run(self) -> tuple[Outputs, Execution | None]:
+        """Outputs of the case as drawn, layout included, and what it took where that is counted."""
+        outputs = self.run({n: lay_out(x, self.case.layout) for n, x in self.arrays.items()})
+        return outputs, self.runner.last if isinstance(self.runner, Counting) else None
+
+    @property
     def outputs(self) -> Outputs:
-        """Of the case as drawn, layout included."""
-        return self.run({n: lay_out(x, self.case.layout) for n, x in self.arrays.items()})
+        return self.first_run[0]
+
+    @property
+    def execution(self) -> Execution:
+        executed = self.first_run[1]
+        assert executed is not None, "properties that count skip the runners that do not"
+        return executed
 
     def run(self, arrays: Mapping[str, Array], **changes: int) -> Outputs:
         """Outputs for other arrays, of the case's problem with ``changes`` (seq, seq_kv)."""
@@ -450,6 +504,56 @@ def later_keys_change_nothing(trial: Trial) -> float:
     return _agree(trial, got, {name: x[:, :, :rows] for name, x in trial.outputs.items()}, rows)
 
 
+def bytes_moved_are_bytes_predicted(trial: Trial) -> float:
+    """Loads and stores name as many bytes of each tensor as the model says, to the byte."""
+    spec, executed = trial.kernel.plan.kernel, trial.execution
+    tiles = Tiles.of([spec.tile])
+    predicted = traffic.issued(trial.problem, spec.algo, spec.pass_, tiles).at(0)
+    for verb, got, want in (
+        ("read", executed.reads, predicted.reads),
+        ("written", executed.writes, predicted.writes),
+    ):
+        for name in sorted({*got, *want}):
+            what = f"the bytes {verb} of {name} are not those predicted"
+            _same_count(what, name, got.get(name, 0), want.get(name, 0))
+    return 0.0
+
+
+def matrix_instructions_do_the_flops_predicted(trial: Trial) -> float:
+    """The tensor cores execute the FLOPs that the model charges: whole tiles, no more."""
+    spec, executed = trial.kernel.plan.kernel, trial.execution
+    tiles = Tiles.of([spec.tile])
+    predicted = int(flops.executed(trial.problem, spec.algo, spec.pass_, tiles)[0])
+    got = _operations(executed, "mma", "count") * MMA_FLOPS
+    _same_count("the FLOPs executed are not those predicted", "mma", got, predicted)
+    return 0.0
+
+
+def main_loop_has_no_bank_conflicts(trial: Trial) -> float:
+    """Copies into shared memory and matrix loads from it take one pass where one is enough."""
+    for kind in ("cp.async", "ldmatrix"):
+        conflicts = _operations(trial.execution, kind, "conflicts")
+        _same_count("lanes meet in one bank of shared memory", kind, conflicts, 0)
+    return 0.0
+
+
+def _operations(executed: Execution, kind: str, what: str) -> int:
+    """``what`` of the operations of one kind, 0 if there was none."""
+    return int(getattr(executed.operations.get(kind), what, 0))
+
+
+def _same_count(what: str, where: str, got: int, want: int) -> None:
+    if got != want:
+        raise Mismatch(what, where, got, want)
+
+
+def both_runners_agree(trial: Trial) -> float:
+    """The results of two runners, each of which may be off by its tolerance."""
+    if trial.beside is None:
+        raise Unsuitable
+    return _agree(trial, trial.outputs, Trial(trial.kernel, trial.beside, trial.case).outputs)
+
+
 def _agree(trial: Trial, got: Outputs, want: Outputs, rows: int | None = None) -> float:
     """Two results of which each may be off by its tolerance."""
     limits = {"o": trial.expected.o_tolerance, "lse": trial.expected.lse_tolerance}
@@ -491,6 +595,16 @@ def _unless_causal(plan: Plan, runner: Runner) -> str:
     return "" if plan.kernel.mask == "causal" else "every query sees every key"
 
 
+def _unless_counted(plan: Plan, runner: Runner) -> str:
+    return "" if isinstance(runner, Counting) else "only the emulator counts what a kernel executes"
+
+
+def _unless_matrices(plan: Plan, runner: Runner) -> str:
+    if plan.kernel.dtype == "fp32":
+        return "fp32 multiplies without matrix instructions"
+    return _unless_counted(plan, runner)
+
+
 # The most telling first: the first that fails is the one reported.
 PROPERTIES = (
     Property(outputs_are_fully_written),
@@ -501,7 +615,11 @@ PROPERTIES = (
     Property(permuting_keys_changes_nothing, _if_causal),
     Property(splitting_keys_and_merging_by_lse_gives_the_whole, _if_causal),
     Property(later_keys_change_nothing, _unless_causal),
+    Property(bytes_moved_are_bytes_predicted, _unless_counted),
+    Property(matrix_instructions_do_the_flops_predicted, _unless_matrices),
+    Property(main_loop_has_no_bank_conflicts, _unless_counted),
 )
+AGREEMENT = Property(both_runners_agree)  # where there are two
 
 
 # ---- Verifying ----------------------------------------------------------------------------------
@@ -522,7 +640,7 @@ class Failure:
 
     def to_json(self) -> dict[str, Any]:
         error = self.error
-        said = {"what": error.what, "where": error.where, "why": error.why}
+        said = {name: getattr(error, name) for name in ("what", "where", "why", "hint")}
         return {"property": self.name, "replay": self.replay, "flaky": self.flaky, **said}
 
 
@@ -542,9 +660,16 @@ class Outcome:
         return {"property": self.name, **counts, "failure": failure}
 
 
+RUNNER_NOTES = {
+    "numpy": "the numpy runner checked the tiles of fasim/tiled.py; the file was never run",
+    "emulator": "the file ran on the CPU, in the emulator, which models no timing",
+}
+
+
 @dataclass(frozen=True)
 class Report:
-    """What verify found. ``histogram`` counts the options and edges of the inputs drawn."""
+    """What verify found. ``histogram`` counts the options and edges of the inputs drawn,
+    ``executed`` all that ran, None if nobody counted."""
 
     stem: str
     runner: str
@@ -552,6 +677,8 @@ class Report:
     seed: int
     outcomes: tuple[Outcome, ...]
     histogram: Counter[str] = field(default_factory=Counter)
+    executed: Execution | None = None
+    schedules: int = 1  # that every run was tried under
 
     @property
     def ok(self) -> bool:
@@ -573,21 +700,21 @@ class Report:
     @property
     def note(self) -> str:
         """What a reader must know about the result, "" if nothing."""
-        if not self.ran_file:
-            return "the numpy runner checked the tiles of fasim/tiled.py; the file was never run"
-        return "the file was edited after it was generated" if self.edited else ""
+        return RUNNER_NOTES.get(self.runner, "")
 
     def check(self) -> None:
         """Raises CheckFailed with the first failure."""
         if self.failure is None:
             return
-        error, flaky = self.failure.error, " (only in some runs)" if self.failure.flaky else ""
-        where = f"{error.where} of {self.failure.case}" if error.where else str(self.failure.case)
+        failure, error = self.failure, self.failure.error
+        flaky = " (only in some runs)" if failure.flaky else ""
+        schedules = f"--schedules {self.schedules} " if self.schedules > 1 else ""
+        repeat = f'repeat it with {schedules}--replay "{failure.replay}"'
         raise CheckFailed(
-            f"{self.stem}: {self.failure.name} failed{flaky}: {error.what}",
-            where=where,
+            f"{self.stem} on {self.runner}: {failure.name} failed{flaky}: {error.what}",
+            where=f"{error.where} with {failure.case}" if error.where else str(failure.case),
             why=error.why,
-            hint=f'repeat it with --replay "{self.failure.replay}"',
+            hint=f"{error.hint}\n{repeat}" if error.hint else repeat,
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -598,8 +725,10 @@ class Report:
             "ran_file": self.ran_file,
             "edited": self.edited,
             "seed": self.seed,
+            "schedules": self.schedules,
             "ok": self.ok,
             "note": self.note,
+            "executed": self.executed and self.executed.to_json(),
             "failure": self.failure and self.failure.to_json(),
             "properties": [outcome.to_json() for outcome in self.outcomes],
             "histogram": dict(sorted(self.histogram.items())),
@@ -612,22 +741,46 @@ def verify(
     examples: int = 25,
     seed: int = 0,
     replay: str | None = None,
+    beside: Runner | None = None,
 ) -> Report:
     """Try every property on ``examples`` inputs each, or the one of ``replay`` on its input.
 
-    The same kernel, runner, examples and seed draw the same inputs. A failing input is shrunk to
-    the smallest that still fails. Errors that say nothing about the kernel (no device, a compiler
-    that refuses) are raised as they are; UsageError for a replay line that cannot be read.
+    With ``beside``, a second runner, that the two agree is one more property. The same kernel,
+    runner, examples and seed draw the same inputs. A failing input is shrunk to the smallest that
+    still fails. Errors that say nothing about the kernel (no device, a compiler that refuses) are
+    raised as they are; UsageError for a replay line that cannot be read.
     """
     histogram: Counter[str] = Counter()
     if replay is not None:
         property_, case = parse_replay(replay)
-        search = _Search(property_, kernel, runner, histogram)
-        outcomes = [search.replay(case)]
+        outcomes = [_Search(property_, kernel, runner, histogram, beside).replay(case)]
     else:
-        searches = (_Search(p, kernel, runner, histogram) for p in PROPERTIES)
+        tried = (*PROPERTIES, AGREEMENT) if beside else PROPERTIES
+        searches = (_Search(p, kernel, runner, histogram, beside) for p in tried)
         outcomes = list(_outcomes(searches, examples, seed))
-    return Report(kernel.stem, runner.name, kernel.edited, seed, tuple(outcomes), histogram)
+    return Report(
+        stem=kernel.stem,
+        runner=runner.name,
+        edited=kernel.edited,
+        seed=seed,
+        outcomes=tuple(outcomes),
+        histogram=histogram,
+        executed=runner.executed if isinstance(runner, Counting) else None,
+        schedules=runner.schedules if isinstance(runner, Counting) else 1,
+    )
+
+
+def verify_all(
+    kernel: Kernel,
+    runners: Sequence[Runner],
+    examples: int = 25,
+    seed: int = 0,
+    replay: str | None = None,
+) -> list[Report]:
+    """A report of each runner on the same inputs; each must also agree with the first."""
+    first, *others = runners
+    reports = [verify(kernel, first, examples, seed, replay)]
+    return reports + [verify(kernel, r, examples, seed, replay, beside=first) for r in others]
 
 
 def _outcomes(searches: Iterator[_Search], examples: int, seed: int) -> Iterator[Outcome]:
@@ -646,9 +799,14 @@ class _Search:
     """The search for an input that breaks one property."""
 
     def __init__(
-        self, property_: Property, kernel: Kernel, runner: Runner, histogram: Counter[str]
+        self,
+        property_: Property,
+        kernel: Kernel,
+        runner: Runner,
+        histogram: Counter[str],
+        beside: Runner | None,
     ) -> None:
-        self.property, self.kernel, self.runner = property_, kernel, runner
+        self.property, self.kernel, self.runner, self.beside = property_, kernel, runner, beside
         self.histogram = histogram
         self.cases, self.worst = 0, 0.0
         self.failure: Failure | None = None
@@ -701,7 +859,7 @@ class _Search:
         if self.stopped is not None:
             raise self.stopped
         try:
-            worst = self.property.check(Trial(self.kernel, self.runner, case))
+            worst = self.property.check(Trial(self.kernel, self.runner, case, self.beside))
         except Unsuitable:
             raise
         except CheckFailed as error:
@@ -732,10 +890,23 @@ def _settings(examples: int) -> hypothesis.settings:
     )
 
 
+def traced(kernel: Kernel, runner: Tracing, replay: str | None = None) -> dict[str, Any]:
+    """The trace (fasim.emulator.trace) of one launch: of a replay line's input, else of one head with
+    two tiles of queries and two of keys. Raises UsageError for a line it cannot read."""
+    tile = kernel.plan.kernel.tile
+    small = Case(seq=2 * tile.block_q, seq_kv=2 * tile.block_kv)
+    case = parse_replay(replay)[1] if replay else small
+    runner.next_seed = case.seed
+    arrays = {name: lay_out(x, case.layout) for name, x in case.arrays(kernel.plan).items()}
+    strides = {name: _steps(x) for name, x in arrays.items()}
+    launch = kernel.plan.launch_for(case.problem(kernel.plan), strides)
+    return trace.document(kernel, runner.trace(kernel, arrays, launch))
+
+
 def parse_replay(line: str) -> tuple[Property, Case]:
     """Inverse of Failure.replay; what the line leaves out is the default. Raises UsageError."""
     words = dict(word.partition("=")[::2] for word in line.split())
-    known = {property_.name: property_ for property_ in PROPERTIES}
+    known = {property_.name: property_ for property_ in (*PROPERTIES, AGREEMENT)}
     name = words.pop("property", "matches_float64")
     if name not in known:
         raise _no_replay(f"there is no property {name!r}", f"known: {', '.join(known)}")

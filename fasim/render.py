@@ -12,7 +12,7 @@ import hashlib
 import json
 import re
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import accumulate
@@ -30,6 +30,7 @@ from fasim.problem import DTYPE_BYTES
 Origin = tuple[str, int]
 
 CTYPES = {"fp32": "float", "fp16": "u16", "bf16": "u16", "e4m3": "u8"}
+PTX_TYPES = {"fp16": "f16", "bf16": "bf16"}
 ARGUMENT_TYPES = {"i32": "int", "f32": "float", "i64x3": "Strides"}
 PLAN_BEGIN, PLAN_END = "// ---- plan", "// ---- the rest of the file has sha256 "
 
@@ -57,9 +58,18 @@ class Kernel:
 def render(plan: Plan) -> Kernel:
     """The standalone ``.cu`` of a plan."""
     body, origins = _render_body(plan)
-    header = _render_header(plan, _sha(body))
+    templates = sorted({origin[0] for origin in origins if origin})
+    header = _render_header(plan, templates, _sha(body))
     lines = (None,) * header.count("\n") + origins
     return Kernel(plan.kernel.stem, header + body, plan, lines)
+
+
+def render_text(template: str, **values: object) -> str:
+    """CUDA of a template that no plan belongs to, such as a test's.
+
+    It may use ``values`` and include any file of ``templates/`` that asks for nothing else.
+    """
+    return _rendered(_environment().from_string(template), values)[0]
 
 
 def parse(source: str, where: str = "") -> Kernel:
@@ -94,7 +104,14 @@ def _render_body(plan: Plan) -> tuple[str, tuple[Origin | None, ...]]:
     """Text after the header. It depends on the kernel alone, not on the problem planned for."""
     kernel = plan.kernel
     template = _environment().get_template(f"kernels/{kernel.algo}_{kernel.pass_}.cu")
-    marked = template.render(plan=plan, kernel=kernel, tile=kernel.tile)
+    return _rendered(template, {"plan": plan, "kernel": kernel, "tile": kernel.tile})
+
+
+def _rendered(
+    template: jinja2.Template, values: Mapping[str, object]
+) -> tuple[str, tuple[Origin | None, ...]]:
+    """Text, and where each of its lines came from."""
+    marked = template.render(values)
     lines = [_unmark(line) for line in marked.split("\n")]
     while not lines[-1][0]:
         lines.pop()
@@ -112,13 +129,13 @@ def _apart(lines: list[tuple[str, Origin | None]]) -> Iterator[tuple[str, Origin
         last, blank = origin[0] if origin else last, not text
 
 
-def _render_header(plan: Plan, body_sha: str) -> str:
+def _render_header(plan: Plan, templates: list[str], body_sha: str) -> str:
     template = _environment().get_template("parts/header.cu")
     text = template.render(
         plan=plan,
         kernel=plan.kernel,
         launch=plan.launch_for(),
-        templates=template_hashes(plan.kernel),
+        templates={name: _sha((template_root() / name).read_text())[:8] for name in templates},
     )
     lines = [_unmark(line)[0] for line in text.strip().split("\n")]
     lines += [PLAN_BEGIN, *_plan_lines(plan), PLAN_END + body_sha]
@@ -145,16 +162,6 @@ def memory_map(plan: Plan) -> list[tuple[str, int, int]]:
     return [
         (name, end - n * size, n * size) for (name, n), end in zip(rows.items(), ends, strict=True)
     ]
-
-
-def template_hashes(kernel: KernelSpec) -> dict[str, str]:
-    """Short hash of the kernel's template and of every template it includes."""
-    names, found = [f"kernels/{kernel.algo}_{kernel.pass_}.cu"], dict[str, str]()
-    while names:
-        text = (template_root() / names[0]).read_text()
-        found[names.pop(0)] = _sha(text)[:8]
-        names += [name for name in re.findall(r'//% include "(.*?)"', text) if name not in found]
-    return dict(sorted(found.items()))
 
 
 def template_root() -> Path:
@@ -215,7 +222,7 @@ def _environment() -> jinja2.Environment:
         comment_end_string="#*/",
     )
     helpers = {"parameters": parameters, "call": call, "memory_map": memory_map, "padded": padded}
-    environment.globals.update(helpers, ctype=CTYPES.__getitem__)
+    environment.globals.update(helpers, ctype=CTYPES.__getitem__, ptx_type=PTX_TYPES.__getitem__)
     return environment
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -45,6 +46,15 @@ def _program(text: str) -> Path:
     return _path(shutil.which(text) or text)
 
 
+def _command(text: str) -> tuple[str, ...]:
+    """The words of a command, the first as a full path."""
+    try:
+        words = shlex.split(text)
+    except ValueError:  # a quote that nothing closes
+        words = [text]
+    return (str(_program(words[0])), *words[1:]) if words else ()
+
+
 def _user_cache() -> Path:
     from platformdirs import user_cache_path  # only the commands that compile need it
 
@@ -60,7 +70,8 @@ CACHE_DIR = Setting[Path](
     "FASIM_CACHE_DIR", "the folder where compiled kernels are kept", _path, _user_cache
 )
 NVCC = Setting[Path | None]("FASIM_NVCC", "the nvcc to compile with", _program, _none)
+CXX = Setting[tuple[str, ...] | None]("CXX", "the C++ compiler for the emulator", _command, _none)
 NO_COLOR = Setting[str | None]("NO_COLOR", "no colour, even on a terminal", str, _none)
 FORCE_COLOR = Setting[str | None]("FORCE_COLOR", "colour, even without a terminal", str, _none)
 
-ALL: tuple[Setting[Any], ...] = (GPU, CACHE_DIR, NVCC, NO_COLOR, FORCE_COLOR)
+ALL: tuple[Setting[Any], ...] = (GPU, CACHE_DIR, NVCC, CXX, NO_COLOR, FORCE_COLOR)

@@ -225,14 +225,25 @@ def build_document(kernel: Kernel, binary: Binary) -> dict[str, Any]:
     }
 
 
+def verifications(screen: Screen, reports: Sequence[Report]) -> None:
+    """Report by report."""
+    for place, report in enumerate(reports):
+        if place:
+            screen.line()
+        verification(screen, report)
+
+
 def verification(screen: Screen, report: Report) -> None:
-    """One line a property, then what a reader must know."""
+    """One line a property, what was executed, then what a reader must know."""
     screen.line(f"{report.stem} on {report.runner}, seed {report.seed}")
     screen.line()
     screen.table(("property", "result", "cases", "worst error"), map(_outcome, report.outcomes))
     for outcome in report.outcomes:
         if outcome.skipped:
             screen.line(f"{_words(outcome)} skipped: {outcome.skipped}")
+    if report.executed and report.executed.launches:
+        screen.line()
+        screen.facts([("executed", executed(report))])
     if report.note:
         screen.note(report.note)
 
@@ -247,6 +258,28 @@ def _outcome(outcome: Outcome) -> tuple[str, str, str, str]:
 
 def _words(outcome: Outcome) -> str:
     return outcome.name.replace("_", " ")
+
+
+def executed(report: Report) -> str:
+    """What a runner that counts has run, in one line; each launch had a schedule of its own."""
+    counted = report.executed
+    assert counted is not None, "only the emulator counts"
+    return (
+        f"{units.grouped(counted.blocks)} blocks,"
+        f" {units.scaled(counted.instructions, '')} instructions,"
+        f" {units.traffic(counted.bytes)} of global traffic,"
+        f" {units.plural(counted.launches, 'schedule')}"
+    )
+
+
+def verification_document(reports: Sequence[Report]) -> dict[str, Any]:
+    """One report as JSON; of several, each by its runner and whether all are ok."""
+    each = [report.to_json() for report in reports]
+    if len(each) == 1:
+        return each[0]
+    failed = [report.runner for report in reports if not report.ok]
+    head = {"schema": each[0]["schema"], "kernel": each[0]["kernel"], "runner": "both"}
+    return {**head, "ok": not failed, "failed": failed, "reports": each}
 
 
 def verdict(report: Report) -> str:

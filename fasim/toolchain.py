@@ -1,21 +1,25 @@
-"""The CUDA tools of this machine: where they are, what they can do, how they are run."""
+"""The compilers and tools of this machine: where they are, what they can do, how they are run."""
 
 from __future__ import annotations
 
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 from fasim import settings
 from fasim.errors import MissingToolError
 
 TOOLKIT = Path("/usr/local/cuda")  # where NVIDIA's installers put it
+ENGLISH = {"LC_ALL": "C"}  # what compilers say is read here
+CXX_NAMES = ("c++", "g++", "clang++")
 
 
 @dataclass(frozen=True)
@@ -106,6 +110,64 @@ def broken(path: Path, why: str) -> MissingToolError:
     return MissingToolError(f"{path} is not a working nvcc", why=why, hint=hint)
 
 
+@dataclass(frozen=True)
+class Cxx:
+    """A working C++ compiler: the words that start it, and all of its ``--version``."""
+
+    command: tuple[str, ...]
+    banner: str
+
+    @property
+    def name(self) -> str:
+        """The last word of the command without its folder: g++, clang++-18."""
+        return Path(self.command[-1]).name
+
+    @property
+    def version(self) -> str:
+        """The first line of the banner."""
+        return first_line(self.banner)
+
+    @property
+    def is_clang(self) -> bool:
+        """Whether it takes clang's options; zig's C++ compiler does."""
+        return "clang version" in self.banner
+
+
+def find_cxx() -> Cxx:
+    """CXX (which may be several words), else the first of c++, g++ and clang++ on PATH.
+
+    Raises MissingToolError if there is none, or if the one found does not work.
+    """
+    found = (path for name in CXX_NAMES if (path := shutil.which(name)))
+    command = settings.CXX.value or tuple(islice(found, 1))
+    if not command:
+        raise MissingToolError(
+            "no C++ compiler is on this machine", why="looked for CXX, c++, g++, clang++", hint=_CXX
+        )
+    try:
+        status, banner = run([*command, "--version"])
+    except OSError as error:
+        status, banner = 1, error.strerror or str(error)
+    if status or not banner.strip():
+        why = f"`{shlex.join(command)} --version` says {first_line(banner)!r}"
+        raise MissingToolError(
+            f"{shlex.join(command)} is not a working C++ compiler", why=why, hint=_CXX
+        )
+    return Cxx(command, banner)
+
+
+_CXX = (
+    "install g++ (Debian, Ubuntu: `apt install g++`), or `pip install ziglang` and set"
+    ' CXX="python -m ziglang c++"'
+)
+
+
+def find_addr2line() -> Path | None:
+    """addr2line, else llvm-addr2line; None where neither is on PATH."""
+    found = shutil.which("addr2line") or shutil.which("llvm-addr2line")
+    return Path(found) if found else None
+
+
 def run(command: Sequence[str], folder: Path | None = None) -> tuple[int, str]:
     """Exit status and output; ``folder`` is where it works and leaves temporary files.
 
@@ -114,7 +176,7 @@ def run(command: Sequence[str], folder: Path | None = None) -> tuple[int, str]:
     with subprocess.Popen(
         command,
         cwd=folder,
-        env=os.environ | {"TMPDIR": str(folder)} if folder else None,
+        env=os.environ | ENGLISH | ({"TMPDIR": str(folder)} if folder else {}),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

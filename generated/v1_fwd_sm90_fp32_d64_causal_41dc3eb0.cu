@@ -34,21 +34,20 @@
 //   0018da4f  device/copy.cuh
 //   823c5469  device/copy_plain.cuh
 //   26282f8e  device/fragments.cuh
+//   76c2f1b5  device/integers.cuh
 //   fb5d4ab8  device/mask.cuh
 //   97b7ac6c  device/matmul_fma.cuh
-//   57dea142  device/matmul_mma.cuh
 //   88db4618  device/merge.cuh
 //   40a7841f  device/softmax.cuh
-//   b78fff54  device/store.cuh
+//   727eb359  device/store.cuh
 //   b0983d9f  device/tile.cuh
-//   31ab7d1a  device/types.cuh
+//   35b0b3b5  device/types.cuh
 //   b80c26d4  device/words.cuh
-//   91a95573  kernels/v1_fwd.cu
+//   1fac0750  kernels/v1_fwd.cu
 //   546a9301  parts/constants.cuh
-//   2f815b7f  parts/main.cu
-//   43531e8d  ptx/math.cuh
-//   a9fab4e7  ptx/mma.cuh
-//   9f71dff2  ptx/smem_address.cuh
+//   3a68c0ec  parts/main.cu
+//   422cf4a7  ptx/ex2.cuh
+//   ecba088f  ptx/lg2.cuh
 //
 
 // ---- plan
@@ -61,7 +60,7 @@
 // "head_dim_v": 64, "heads": 16, "incoherent": false, "kv_heads": 16, "out_dtype": "fp32", "pass":
 // "fwd", "scale": 0.125, "scales": "tensor", "seq": 1024, "seq_kv": 1024, "softcap": 0.0, "varlen":
 // false, "window": [-1, -1]}, "schema": "fasim.plan/1", "smem_bytes": 98304}
-// ---- the rest of the file has sha256 a882698ecdfa3256dbe82096122ebe38a3c7b83d1f2ee7206d6e7a6c06ef7989
+// ---- the rest of the file has sha256 52bb8a39071c0d418af6ee27c3811316b3d107f78da76fb9f46b64ecc7df80ab
 // FlashAttention, forward, in the paper's order (Dao et al. 2022, algorithm 1).
 //
 // One thread block per head. The outer loop holds a tile of keys and values in shared memory; the
@@ -120,9 +119,11 @@ static_assert((kQElements + kBlockKV * (kD + kDV)) * sizeof(Element) == kSmemByt
 namespace ptx {
 #ifndef FASIM_EMULATE
 
-// Where a generic pointer into shared memory lies in the shared window. PTX ISA: cvta.
-__device__ __forceinline__ u32 smem_address(const void* pointer) {
-  return static_cast<u32>(__cvta_generic_to_shared(pointer));
+// 2^x, 2 ulp; -inf gives 0. PTX ISA: ex2.
+__device__ __forceinline__ float ex2(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
 }
 
 #endif
@@ -130,13 +131,6 @@ __device__ __forceinline__ u32 smem_address(const void* pointer) {
 
 namespace ptx {
 #ifndef FASIM_EMULATE
-
-// 2^x, 2 ulp; -inf gives 0. PTX ISA: ex2.
-__device__ __forceinline__ float ex2(float x) {
-  float y;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
 
 // log2(x). PTX ISA: lg2.
 __device__ __forceinline__ float lg2(float x) {

@@ -34,20 +34,23 @@
 //   909f21d7  device/copy_async.cuh
 //   74034a71  device/finish.cuh
 //   26282f8e  device/fragments.cuh
+//   76c2f1b5  device/integers.cuh
 //   fb5d4ab8  device/mask.cuh
-//   97b7ac6c  device/matmul_fma.cuh
-//   57dea142  device/matmul_mma.cuh
+//   60f0fdb3  device/matmul_mma.cuh
 //   40a7841f  device/softmax.cuh
-//   b78fff54  device/store.cuh
+//   727eb359  device/store.cuh
 //   b0983d9f  device/tile.cuh
-//   31ab7d1a  device/types.cuh
+//   35b0b3b5  device/types.cuh
 //   b80c26d4  device/words.cuh
-//   774f6182  kernels/v2_fwd.cu
+//   ba271309  kernels/v2_fwd.cu
 //   546a9301  parts/constants.cuh
-//   2f815b7f  parts/main.cu
+//   3a68c0ec  parts/main.cu
 //   337a472a  ptx/cp_async.cuh
-//   43531e8d  ptx/math.cuh
-//   a9fab4e7  ptx/mma.cuh
+//   42d2ca0a  ptx/cvt_f16x2.cuh
+//   422cf4a7  ptx/ex2.cuh
+//   5bef9f17  ptx/ldmatrix_x4.cuh
+//   ecba088f  ptx/lg2.cuh
+//   07544763  ptx/mma_m16n8k16_f16.cuh
 //   9f71dff2  ptx/smem_address.cuh
 //
 
@@ -61,7 +64,7 @@
 // "head_dim_v": 40, "heads": 8, "incoherent": false, "kv_heads": 8, "out_dtype": "fp16", "pass":
 // "fwd", "scale": 0.15811388300841897, "scales": "tensor", "seq": 4096, "seq_kv": 4096, "softcap":
 // 0.0, "varlen": false, "window": [-1, -1]}, "schema": "fasim.plan/1", "smem_bytes": 61440}
-// ---- the rest of the file has sha256 6142ecf8faea647ab259eed78e2c58b78f03ba188f0a1469cd012607797be96c
+// ---- the rest of the file has sha256 678e5a4914f5130e35902a004862c7b13fe17f6c4fd81a0cabd77529cf75de95
 // FlashAttention-2, forward (Dao 2023, algorithm 1).
 //
 // One thread block per block of queries. It walks the keys and values once, from the last tile to
@@ -172,6 +175,12 @@ __device__ __forceinline__ float ex2(float x) {
   return y;
 }
 
+#endif
+}  // namespace ptx
+
+namespace ptx {
+#ifndef FASIM_EMULATE
+
 // log2(x). PTX ISA: lg2.
 __device__ __forceinline__ float lg2(float x) {
   float y;
@@ -202,9 +211,15 @@ __device__ __forceinline__ void ldmatrix_x4_trans(u32 (&r)[4], u32 row) {
                : "memory");
 }
 
+#endif
+}  // namespace ptx
+
+namespace ptx {
+#ifndef FASIM_EMULATE
+
 // d += a b for one 16x8 tile, 16 deep. Lane 4 g + t holds d[0], d[1] = row g, columns 2t, 2t+1 and
 // d[2], d[3] = row g + 8. PTX ISA: mma.m16n8k16.
-__device__ __forceinline__ void mma_m16n8k16(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+__device__ __forceinline__ void mma_m16n8k16_f16(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
   asm volatile(
       "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
       "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
@@ -212,8 +227,14 @@ __device__ __forceinline__ void mma_m16n8k16(float (&d)[4], const u32 (&a)[4], u
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-// Two floats as fp16, rounded to nearest even, the first in the low half. PTX ISA: cvt.
-__device__ __forceinline__ u32 cvt_pack(float low, float high) {
+#endif
+}  // namespace ptx
+
+namespace ptx {
+#ifndef FASIM_EMULATE
+
+// Two floats as f16, rounded to nearest even, the first in the low half. PTX ISA: cvt.
+__device__ __forceinline__ u32 cvt_f16x2(float low, float high) {
   u32 packed;
   asm volatile("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
   return packed;
@@ -366,8 +387,8 @@ __device__ __forceinline__ void scores(Scores& s, const Element* q_tile, const E
       ptx::ldmatrix_x4(b, along_row<kD>(k_first, depth / 8) + n * kRowBytes);
 #pragma unroll
       for (int i = 0; i < kRowTiles; ++i) {
-        ptx::mma_m16n8k16(s[i][n / 8], a[i], b[0], b[1]);
-        ptx::mma_m16n8k16(s[i][n / 8 + 1], a[i], b[2], b[3]);
+        ptx::mma_m16n8k16_f16(s[i][n / 8], a[i], b[0], b[1]);
+        ptx::mma_m16n8k16_f16(s[i][n / 8 + 1], a[i], b[2], b[3]);
       }
     }
   }
@@ -381,7 +402,7 @@ __device__ __forceinline__ void round_weights(Weights& p, const Scores& s) {
   for (int i = 0; i < kRowTiles * kStepKV / 4; ++i) {
     const int tile = i / (kStepKV / 4), step = i / 4 % (kStepKV / 16), part = i % 4;
     const float (&pair)[4] = s[tile][2 * step + part / 2];
-    p[tile][step][part] = ptx::cvt_pack(pair[part % 2 * 2], pair[part % 2 * 2 + 1]);
+    p[tile][step][part] = ptx::cvt_f16x2(pair[part % 2 * 2], pair[part % 2 * 2 + 1]);
   }
 }
 
@@ -401,8 +422,8 @@ __device__ __forceinline__ void accumulate(Accumulator& o, const Weights& p,
       ptx::ldmatrix_x4_trans(b, along_row<kDV>(v_first, n / 8) + key * kRowBytes);
 #pragma unroll
       for (int i = 0; i < kRowTiles; ++i) {
-        ptx::mma_m16n8k16(o[i][n / 8], p[i][key / 16], b[0], b[1]);
-        ptx::mma_m16n8k16(o[i][n / 8 + 1], p[i][key / 16], b[2], b[3]);
+        ptx::mma_m16n8k16_f16(o[i][n / 8], p[i][key / 16], b[0], b[1]);
+        ptx::mma_m16n8k16_f16(o[i][n / 8 + 1], p[i][key / 16], b[2], b[3]);
       }
     }
   }
@@ -516,7 +537,7 @@ __device__ __forceinline__ void finish(Accumulator& o, const RowState& row, floa
 
 // ---- Output -------------------------------------------------------------------------------------
 __device__ __forceinline__ void store_pair(u16* to, float x, float y) {
-  *reinterpret_cast<u32*>(to) = ptx::cvt_pack(x, y);
+  *reinterpret_cast<u32*>(to) = ptx::cvt_f16x2(x, y);
 }
 // The warp lays its rows of O out in shared memory, then writes them in the widest words their
 // alignment allows. Each warp reads back only what it wrote itself.
@@ -638,7 +659,7 @@ __global__ void fill(Element* x, i64 n, u32 seed) {
   const i64 i = blockIdx.x * i64(blockDim.x) + threadIdx.x;
   const u32 hash = (u32(i) * 2654435761u ^ seed) * 2246822519u;
   const float value = float(hash >> 8) / (1 << 23) - 1.f;
-  if (i < n) x[i] = u16(ptx::cvt_pack(value, value));
+  if (i < n) x[i] = u16(ptx::cvt_f16x2(value, value));
 }
 
 template <typename T>

@@ -32,20 +32,20 @@
 //   909f21d7  device/copy_async.cuh
 //   74034a71  device/finish.cuh
 //   26282f8e  device/fragments.cuh
+//   76c2f1b5  device/integers.cuh
 //   fb5d4ab8  device/mask.cuh
 //   97b7ac6c  device/matmul_fma.cuh
-//   57dea142  device/matmul_mma.cuh
 //   40a7841f  device/softmax.cuh
-//   b78fff54  device/store.cuh
+//   727eb359  device/store.cuh
 //   b0983d9f  device/tile.cuh
-//   31ab7d1a  device/types.cuh
+//   35b0b3b5  device/types.cuh
 //   b80c26d4  device/words.cuh
-//   774f6182  kernels/v2_fwd.cu
+//   ba271309  kernels/v2_fwd.cu
 //   546a9301  parts/constants.cuh
-//   2f815b7f  parts/main.cu
+//   3a68c0ec  parts/main.cu
 //   337a472a  ptx/cp_async.cuh
-//   43531e8d  ptx/math.cuh
-//   a9fab4e7  ptx/mma.cuh
+//   422cf4a7  ptx/ex2.cuh
+//   ecba088f  ptx/lg2.cuh
 //   9f71dff2  ptx/smem_address.cuh
 //
 
@@ -59,7 +59,7 @@
 // "head_dim_v": 64, "heads": 16, "incoherent": false, "kv_heads": 16, "out_dtype": "fp32", "pass":
 // "fwd", "scale": 0.125, "scales": "tensor", "seq": 4096, "seq_kv": 4096, "softcap": 0.0, "varlen":
 // false, "window": [-1, -1]}, "schema": "fasim.plan/1", "smem_bytes": 65536}
-// ---- the rest of the file has sha256 8e2290d22858b3a98d69431e91db8c16ff69cfc506e3063fd70a66ddc7febf21
+// ---- the rest of the file has sha256 4f6b9d58d7e4953abe781260bbbb5aa75d31f085d4f72b27a7857f4e01fc758e
 // FlashAttention-2, forward (Dao 2023, algorithm 1).
 //
 // One thread block per block of queries. It walks the keys and values once, from the last tile to
@@ -169,6 +169,12 @@ __device__ __forceinline__ float ex2(float x) {
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
+
+#endif
+}  // namespace ptx
+
+namespace ptx {
+#ifndef FASIM_EMULATE
 
 // log2(x). PTX ISA: lg2.
 __device__ __forceinline__ float lg2(float x) {

@@ -17,7 +17,7 @@ from fasim.errors import MissingToolError
 from fasim.plan import KernelSpec, Plan, Tile
 from fasim.problem import Problem
 from fasim.render import Kernel
-from fasim.runners import gpu
+from fasim.runners import emulator, gpu
 from fasim.toolchain import find_nvcc
 
 hypothesis.settings.register_profile("ci", derandomize=True, max_examples=30, deadline=None)
@@ -39,7 +39,12 @@ def no_gpu() -> str:
     return gpu.available() or no_nvcc()
 
 
-REASONS = {"gpu": no_gpu, "nvcc": no_nvcc}
+@cache
+def no_emulator() -> str:
+    return emulator.available() or ""
+
+
+REASONS = {"gpu": no_gpu, "nvcc": no_nvcc, "emulator": no_emulator}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import atexit
 import math
-import struct
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -22,30 +21,35 @@ from functools import cache
 from importlib.util import find_spec
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
 from fasim.compile import compile_kernel
 from fasim.errors import CheckFailed, MissingToolError, NoPlanError, UsageError
-from fasim.plan import SIZES, Launch, Scalar, contiguous_strides, copy_bytes
+from fasim.plan import Launch, copy_bytes
 from fasim.render import Kernel
 from fasim.runners import DeviceFault
+from fasim.runners.arrays import (
+    DTYPES,
+    POISON,
+    View,
+    actual_scalars,
+    bytes_of,
+    check_array,
+    check_present,
+    followable,
+    host_array,
+    input_shapes,
+    pack_arguments,
+    why_copy,
+)
 
 Array = NDArray[Any]
 
-DTYPES: dict[str, np.dtype[Any]] = {
-    "fp32": np.dtype(np.float32),
-    "fp16": np.dtype(np.float16),
-    "bf16": np.dtype(ml_dtypes.bfloat16),
-    "e4m3": np.dtype(ml_dtypes.float8_e4m3fn),
-}
-POISON = 0xFF  # as fp32, fp16 or bf16 these bytes are a NaN that no arithmetic produces
 GUARD_BYTES = 128 * 1024  # beyond the widest tile that could be read past an end
 DUMMY_BYTES = 16  # what stands behind the pointer of an array without elements
 MAX_GRID = 2**31 - 1
 OPT_IN_SMEM_BYTES = 48 * 1024  # above this a kernel must ask for its shared memory
-FORMATS = {"ptr": "P", "i32": "i", "i64": "q", "f32": "f", "i64x3": "qqq"}
 
 
 class GpuRunner:
@@ -162,35 +166,6 @@ def launch_on_device(
     return call
 
 
-def pack_arguments(
-    arguments: tuple[tuple[str, str], ...],
-    pointers: Mapping[str, int],
-    scalars: Mapping[str, Scalar],
-) -> tuple[list[str], list[int | float]]:
-    """struct formats and values of a kernel's arguments, in the order of ``arguments``.
-
-    Natural alignment is the ABI's for these types. Raises UsageError for a null pointer, a missing
-    value and a value outside its type.
-    """
-    formats, values = [FORMATS[kind] for _, kind in arguments], []
-    for (name, _), form in zip(arguments, formats, strict=True):
-        value = pointers.get(name) if form == "P" else scalars.get(name)
-        parts = value if isinstance(value, tuple) else (value,)
-        values += [_checked(name, form, part) for part in parts]
-    return formats, values
-
-
-def _checked(name: str, form: str, value: int | float | None) -> int | float:
-    if value is None or (form == "P" and value == 0):
-        raise UsageError(f"kernel argument {name} has no value")
-    value = float(value) if form == "f" else int(value)
-    try:
-        struct.pack("<Q" if form == "P" else f"<{form[0]}", value)
-    except (struct.error, OverflowError) as error:
-        raise UsageError(f"kernel argument {name} cannot be {value}", why=str(error)) from error
-    return value
-
-
 def available() -> str | None:
     """None when kernels can run here, else the reason why not. Never raises."""
     try:
@@ -297,21 +272,14 @@ def _bind(
     pointers = {name: array.address for name, array in inputs.items()}
     pointers |= {name: array.address for name, array in buffers.items()}
     arguments = kernel.plan.kernel.arguments
-    formats, values = pack_arguments(arguments, pointers, _scalars(launch, inputs))
+    scalars = actual_scalars(launch, {name: array.strides for name, array in inputs.items()})
+    formats, values = pack_arguments(arguments, pointers, scalars)
     if launch.smem_bytes > OPT_IN_SMEM_BYTES:
         attribute = _driver().function_attribute.MAX_DYNAMIC_SHARED_SIZE_BYTES
         function.set_attribute(attribute, launch.smem_bytes)
     function.prepare(formats)
     grid, block, smem = (launch.grid, 1), (launch.block, 1, 1), launch.smem_bytes
     return lambda: function.prepared_call(grid, block, *values, shared_size=smem)
-
-
-def _scalars(launch: Launch, inputs: Mapping[str, _Input]) -> dict[str, Scalar]:
-    """The launch's scalars with the strides of the arrays that are really passed."""
-    steps = {name: array.strides for name, array in inputs.items()}
-    steps |= {name: contiguous_strides(shape) for name, (shape, _) in launch.outputs.items()}
-    actual = {f"{name}_strides": strides[:3] for name, strides in steps.items()}
-    return {**launch.scalars, **{k: v for k, v in actual.items() if k in launch.scalars}}
 
 
 @cache
@@ -354,97 +322,29 @@ class _Input:
     owner: Any
 
 
-@dataclass(frozen=True)
-class _View:
-    """Shape, strides (bytes), first address and type of an array, on host or device."""
-
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]
-    address: int
-    typestr: str
-
-    @classmethod
-    def of(cls, interface: Mapping[str, Any]) -> _View:
-        shape, typestr = tuple(interface["shape"]), str(interface["typestr"])
-        item = np.dtype(typestr).itemsize
-        steps = interface.get("strides") or tuple(n * item for n in contiguous_strides(shape))
-        return cls(shape, tuple(steps), interface["data"][0], typestr)
-
-    def span_bytes(self) -> int:
-        """Bytes from the first element to the end of the last, for strides that do not go back."""
-        if 0 in self.shape:
-            return 0
-        last = sum((n - 1) * step for n, step in zip(self.shape, self.strides, strict=True))
-        return last + np.dtype(self.typestr).itemsize
-
-
-def why_copy(view: _View, align: int) -> str:
-    """Why a kernel that copies ``align`` bytes at a time cannot follow a layout; "" if it can."""
-    if 0 in view.shape:
-        return ""
-    item = np.dtype(view.typestr).itemsize
-    used = [step for n, step in zip(view.shape, view.strides, strict=True) if n > 1]
-    if any(step < 0 for step in used):
-        return "it has negative strides"
-    if view.shape[-1] > 1 and view.strides[-1] != item:
-        return "its last dimension is not contiguous"
-    outer = [step for n, step in zip(view.shape[:-1], view.strides, strict=False) if n > 1]
-    if view.address % align or any(step % align for step in outer):
-        return f"its rows are not aligned to {align} bytes"
-    return ""
-
-
 def _inputs(
     kernel: Kernel, arrays: Mapping[str, Any], launch: Launch, heap: _Heap
 ) -> dict[str, _Input]:
     shapes = input_shapes(kernel, launch)
-    missing = sorted(set(shapes) - set(arrays))
-    if missing:
-        raise UsageError(f"{kernel.stem} needs an array {missing[0]}")
+    check_present(kernel, shapes, arrays)
     _driver().Context.synchronize()  # whatever stream the caller filled them on is done
     return {name: _input(kernel, name, arrays[name], shape, heap) for name, shape in shapes.items()}
 
 
-def input_shapes(kernel: Kernel, launch: Launch) -> dict[str, tuple[int, ...]]:
-    """Shapes of q, k and v that a launch reads."""
-    spec = kernel.plan.kernel
-    heads, kv_heads, seq, seq_kv = (_size(launch, name) for name in SIZES)
-    batch = launch.outputs["o"][0][0]
-    return {
-        "q": (batch, heads, seq, spec.head_dim),
-        "k": (batch, kv_heads, seq_kv, spec.head_dim),
-        "v": (batch, kv_heads, seq_kv, spec.head_dim_v),
-    }
-
-
-def _size(launch: Launch, name: str) -> int:
-    value = launch.scalars[name]
-    assert isinstance(value, int)
-    return value
-
-
 def _input(kernel: Kernel, name: str, array: Any, shape: tuple[int, ...], heap: _Heap) -> _Input:
     interface = _device_interface(name, array)
-    host = np.empty(0) if interface else _host_array(name, array)
-    view = _View.of(interface or host.__array_interface__)
-    _check_array(kernel, name, view, shape)
+    host = np.empty(0) if interface else host_array(name, array)
+    view = View.of(interface or host.__array_interface__)
+    check_array(kernel, name, view, shape)
     align = copy_bytes(shape[-1], kernel.plan.kernel.dtype)
     if not interface:
         return heap.upload(name, host, align)
     reason = why_copy(view, align)
     if not reason and view.address:
-        return _Input(view.address, _steps(view), array)
+        return _Input(view.address, view.steps(), array)
     if reason:
         warnings.warn(f"{name} is copied: {reason}", stacklevel=5)
     return heap.upload(name, _to_host(view), align)
-
-
-def _host_array(name: str, array: Any) -> Array:
-    try:
-        return np.asarray(array)
-    except (TypeError, ValueError, RuntimeError) as error:
-        hint = "pass a NumPy array (bf16 as ml_dtypes.bfloat16) or a device array"
-        raise UsageError(f"{name} is not an array", why=str(error), hint=hint) from error
 
 
 def _device_interface(name: str, array: Any) -> dict[str, Any] | None:
@@ -456,42 +356,7 @@ def _device_interface(name: str, array: Any) -> dict[str, Any] | None:
     return interface
 
 
-def _check_array(kernel: Kernel, name: str, view: _View, shape: tuple[int, ...]) -> None:
-    dtype = kernel.plan.kernel.dtype
-    if view.typestr != DTYPES[dtype].str:
-        raise UsageError(
-            f"{name} has type {_type_name(view.typestr)}, this kernel takes {dtype}",
-            hint=f"convert it to {dtype} first; nothing is converted silently",
-        )
-    if view.shape != shape:
-        raise UsageError(
-            f"{name} has shape {view.shape}, this launch needs {shape}",
-            hint="shapes are (batch, heads, seq, head_dim)",
-        )
-
-
-def _type_name(typestr: str) -> str:
-    names = {dtype.str: name for name, dtype in DTYPES.items()}
-    return names.get(typestr) or np.dtype(typestr).name
-
-
-def _bytes_of(array: Array, view: _View) -> Array:
-    """The host memory an array spans, its gaps included."""
-    plain = array.view(np.dtype(f"V{array.itemsize}"))
-    count = view.span_bytes() // array.itemsize
-    flat = np.lib.stride_tricks.as_strided(plain, (count,), (array.itemsize,))
-    return flat.view(np.uint8)
-
-
-def _steps(view: _View) -> tuple[int, ...]:
-    """Strides in elements; those of dimensions with one element do not matter and become 0."""
-    item = np.dtype(view.typestr).itemsize
-    return tuple(
-        step // item if n > 1 else 0 for n, step in zip(view.shape, view.strides, strict=True)
-    )
-
-
-def _to_host(view: _View) -> Array:
+def _to_host(view: View) -> Array:
     """A host copy of a device array of any layout."""
     dtype, steps = np.dtype(view.typestr), view.strides
     below = sum((n - 1) * min(step, 0) for n, step in zip(view.shape, steps, strict=True))
@@ -523,13 +388,12 @@ class _Heap:
 
     def upload(self, name: str, array: Array, align: int) -> _Input:
         """A host array with the gaps between its rows, so that its strides stay what they are."""
-        if why_copy(replace(_View.of(array.__array_interface__), address=0), align):
-            array = np.ascontiguousarray(array)
-        view = _View.of(array.__array_interface__)
+        array = followable(array, align)
+        view = View.of(array.__array_interface__)
         buffer = self.empty(name, (view.span_bytes(),), np.dtype(np.uint8))
         if view.span_bytes():
-            _driver().memcpy_htod(buffer.address, _bytes_of(array, view))
-        return _Input(buffer.address, _steps(view), buffer)
+            _driver().memcpy_htod(buffer.address, bytes_of(array))
+        return _Input(buffer.address, view.steps(), buffer)
 
 
 def _download(address: int, nbytes: int) -> Array:

@@ -27,8 +27,8 @@ __device__ __forceinline__ void scores(Scores& s, const Element* q_tile, const E
       ptx::ldmatrix_x4(b, along_row<kD>(k_first, depth / 8) + n * kRowBytes);
 #pragma unroll
       for (int i = 0; i < kRowTiles; ++i) {
-        ptx::mma_m16n8k16(s[i][n / 8], a[i], b[0], b[1]);
-        ptx::mma_m16n8k16(s[i][n / 8 + 1], a[i], b[2], b[3]);
+        ptx::mma_m16n8k16_$(ptx_type(kernel.dtype))(s[i][n / 8], a[i], b[0], b[1]);
+        ptx::mma_m16n8k16_$(ptx_type(kernel.dtype))(s[i][n / 8 + 1], a[i], b[2], b[3]);
       }
     }
   }
@@ -42,7 +42,7 @@ __device__ __forceinline__ void round_weights(Weights& p, const Scores& s) {
   for (int i = 0; i < kRowTiles * kStepKV / 4; ++i) {
     const int tile = i / (kStepKV / 4), step = i / 4 % (kStepKV / 16), part = i % 4;
     const float (&pair)[4] = s[tile][2 * step + part / 2];
-    p[tile][step][part] = ptx::cvt_pack(pair[part % 2 * 2], pair[part % 2 * 2 + 1]);
+    p[tile][step][part] = ptx::cvt_$(ptx_type(kernel.dtype))x2(pair[part % 2 * 2], pair[part % 2 * 2 + 1]);
   }
 }
 
@@ -62,8 +62,8 @@ __device__ __forceinline__ void accumulate(Accumulator& o, const Weights& p,
       ptx::ldmatrix_x4_trans(b, along_row<kDV>(v_first, n / 8) + key * kRowBytes);
 #pragma unroll
       for (int i = 0; i < kRowTiles; ++i) {
-        ptx::mma_m16n8k16(o[i][n / 8], p[i][key / 16], b[0], b[1]);
-        ptx::mma_m16n8k16(o[i][n / 8 + 1], p[i][key / 16], b[2], b[3]);
+        ptx::mma_m16n8k16_$(ptx_type(kernel.dtype))(o[i][n / 8], p[i][key / 16], b[0], b[1]);
+        ptx::mma_m16n8k16_$(ptx_type(kernel.dtype))(o[i][n / 8 + 1], p[i][key / 16], b[2], b[3]);
       }
     }
   }

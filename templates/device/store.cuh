@@ -5,7 +5,7 @@ __device__ __forceinline__ void store_pair(float* to, float x, float y) {
 }
 //% else
 __device__ __forceinline__ void store_pair(u16* to, float x, float y) {
-  *reinterpret_cast<u32*>(to) = ptx::cvt_pack(x, y);
+  *reinterpret_cast<u32*>(to) = ptx::cvt_$(ptx_type(kernel.out_dtype))x2(x, y);
 }
 //% endif
 

@@ -1,6 +1,4 @@
-using u16 = unsigned short;
-using u32 = unsigned int;
-using i64 = long long;
+//% include "device/integers.cuh"
 
 struct Strides {  // of one tensor, in elements; its last dimension is contiguous
   i64 batch, head, seq;

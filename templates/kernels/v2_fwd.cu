@@ -25,9 +25,12 @@ static_assert((kQElements + kSlots * kSlotElements) * sizeof(Element) == kSmemBy
 // ---- Instructions -------------------------------------------------------------------------------
 //% include "ptx/smem_address.cuh"
 //% include "ptx/cp_async.cuh"
-//% include "ptx/math.cuh"
+//% include "ptx/ex2.cuh"
+//% include "ptx/lg2.cuh"
 //% if kernel.dtype != "fp32"
-//% include "ptx/mma.cuh"
+//% include "ptx/ldmatrix_x4.cuh"
+//% include "ptx/mma_m16n8k16_" ~ ptx_type(kernel.dtype) ~ ".cuh"
+//% include "ptx/cvt_" ~ ptx_type(kernel.dtype) ~ "x2.cuh"
 //% endif
 
 //% include "device/words.cuh"

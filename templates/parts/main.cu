@@ -13,7 +13,7 @@ __global__ void fill(Element* x, i64 n, u32 seed) {
 //% if kernel.dtype == "fp32"
   if (i < n) x[i] = value;
 //% else
-  if (i < n) x[i] = u16(ptx::cvt_pack(value, value));
+  if (i < n) x[i] = u16(ptx::cvt_$(ptx_type(kernel.dtype))x2(value, value));
 //% endif
 }
 

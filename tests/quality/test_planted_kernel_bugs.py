@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from fasim import tiled
+from fasim.emulator.program import Execution, Operation
 from fasim.errors import CheckFailed, CompilerError
 from fasim.plan import Launch
-from fasim.properties import Report, parse_replay, verify
+from fasim.problem import DTYPE_BYTES
+from fasim.properties import Report, parse_replay, verify, verify_all
 from fasim.render import Kernel
 from fasim.runners import DeviceFault
 from fasim.runners.numpy import NumpyRunner
@@ -161,6 +166,26 @@ def writes_outside(run: Run, kernel: Kernel, arrays: Arrays, launch: Launch) -> 
     return run(kernel, arrays, launch)
 
 
+def tail_of_keys_not_masked(run: Run, kernel: Kernel, arrays: Arrays, launch: Launch) -> Outputs:
+    """The zeros that fill the last tile of keys take part."""
+    missing = -arrays["k"].shape[2] % kernel.plan.kernel.tile.block_kv
+    tail = [(0, 0), (0, 0), (0, missing), (0, 0)]
+    return run(kernel, {**arrays, **{n: np.pad(arrays[n], tail) for n in ("k", "v")}}, launch)
+
+
+def sums_not_rescaled(run: Run, kernel: Kernel, arrays: Arrays, launch: Launch) -> Outputs:
+    """A new maximum leaves what was summed up before relative to the old one."""
+    right = tiled.online_softmax
+
+    def wrong(s: Array, m: Array, l: Array) -> Any:  # noqa: E741
+        p, alpha, m_new, _ = right(s, m, l)
+        alpha = np.ones_like(alpha)
+        return p, alpha, m_new, l + p.sum(axis=1)
+
+    with patch.object(tiled, "online_softmax", wrong):
+        return run(kernel, arrays, launch)
+
+
 PLANTED = [
     (last_key_dropped, False, "matches_float64"),
     (scale_off_by_a_hundredth, False, "matches_float64"),
@@ -179,6 +204,8 @@ PLANTED = [
     (empty_rows_are_nan, True, "matches_float64"),
     (exponent_above_zero, False, "matches_float64"),
     (writes_outside, False, "outputs_are_fully_written"),
+    (tail_of_keys_not_masked, False, "matches_float64"),
+    (sums_not_rescaled, False, "matches_float64"),
 ]
 
 
@@ -205,6 +232,28 @@ def test_a_right_kernel_breaks_none(sketch: Sketch, algo: str, causal: bool, dty
     report = verify(sketch(algo=algo, dtype=dtype, causal=causal), Runner(right), 30)
     report.check()
     assert report.ok
+
+
+def broken_by(kernel: Kernel, bug: Any, values: str, seq_kv: int) -> str:
+    """The tensor that is off, "" if none."""
+    report = verify(kernel, Runner(bug), replay=f"seq=4 seq_kv={seq_kv} values={values}")
+    return report.failure.error.where.partition("[")[0] if report.failure else ""
+
+
+def test_one_key_among_many_shows_in_o_where_it_outweighs_them(sketch: Sketch) -> None:
+    kernel = sketch(dtype="bf16")
+    assert broken_by(kernel, tail_of_keys_not_masked, "below", 1023) == "o"
+    assert broken_by(kernel, tail_of_keys_not_masked, "normal", 1023) == "lse"
+
+
+@pytest.mark.parametrize("algo", ["v1", "v2"])
+def test_a_lost_rescaling_shows_where_every_tile_moves_the_maximum(
+    sketch: Sketch, algo: str
+) -> None:
+    """The loops of tiled.py walk the keys upwards."""
+    kernel = sketch(algo=algo, dtype="bf16")
+    assert broken_by(kernel, sums_not_rescaled, "rising", 96) == "o"
+    assert not broken_by(kernel, sums_not_rescaled, "falling", 96)
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -268,3 +317,171 @@ def test_an_error_that_is_not_the_kernels_comes_through(sketch: Sketch) -> None:
     with pytest.raises(CompilerError, match="no compiler here"):
         verify(sketch(), Runner(bug), 30)
     assert next(tries) == 1
+
+
+# ---- a runner that counts -----------------------------------------------------------------------
+
+
+class Emulator(Runner):
+    """The planted runner with schedules and counts: those of the loops, walked block by block."""
+
+    name, schedules = "emulator", 1
+
+    def __init__(self, bug: Any = right, miscount: Any = lambda executed: executed) -> None:
+        super().__init__(bug)
+        self.miscount, self.next_seed = miscount, 0
+        self.last = self.executed = Execution()
+
+    def run(self, kernel: Kernel, arrays: Arrays, launch: Launch) -> Outputs:
+        self.next_seed += 1
+        outputs = super().run(kernel, arrays, launch)
+        self.last = self.miscount(counted(kernel, arrays, launch))
+        self.executed += self.last
+        return outputs
+
+
+def steps(kernel: Kernel, queries: int, keys: int) -> Iterator[tuple[int, int, range]]:
+    """First query, queries and tiles of keys of every block of queries of one head."""
+    tile, causal = kernel.plan.kernel.tile, kernel.plan.kernel.mask == "causal"
+    for first in range(0, queries, tile.block_q):
+        rows = min(tile.block_q, queries - first)
+        seen = max(0, first + rows + keys - queries) if causal else keys
+        yield first, rows, range(-(-seen // tile.block_kv))
+
+
+def counted(kernel: Kernel, arrays: Arrays, launch: Launch) -> Execution:
+    """What a right kernel of these tiles executes."""
+    spec, (batch, heads, queries, _), keys = (
+        kernel.plan.kernel,
+        arrays["q"].shape,
+        arrays["k"].shape[2],
+    )
+    size, tile = DTYPE_BYTES[spec.dtype], spec.tile
+    rows = again = loaded = tiles = 0
+    for _, count, seen in steps(kernel, queries, keys):
+        rows, again = rows + count, again + count * max(0, len(seen) - 1)
+        loaded += sum(min(tile.block_kv, keys - j * tile.block_kv) for j in seen)
+        tiles += len(seen)
+    if spec.algo == "v1":
+        loaded = keys if queries else 0
+    else:
+        again = 0
+    d, d_v, each = spec.head_dim, spec.head_dim_v, batch * heads
+    kept = {"o_acc": each * again * d_v * 4, "m": each * again * 4, "l": each * again * 4}
+    reads = {"q": each * (rows + again) * d * size}
+    reads |= {"k": each * loaded * d * size, "v": each * loaded * d_v * size, **kept}
+    writes = {"o": each * rows * d_v * DTYPE_BYTES[spec.out_dtype], "lse": each * rows * 4, **kept}
+    pairs = each * tiles * tile.block_q * tile.block_kv
+    depth = sum(-(-width // 16) * 16 for width in (d, d_v))
+    mma = Operation(pairs * depth // (16 * 8 * 16), 0, 0, 0)
+    return Execution(1, launch.grid, launch.grid * launch.block, reads, writes, {"mma": mma})
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "fp16"])
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("algo", ["v1", "v2"])
+def test_counts_of_a_right_kernel_are_those_predicted(
+    sketch: Sketch, algo: str, causal: bool, dtype: str
+) -> None:
+    report = verify(sketch(algo=algo, dtype=dtype, causal=causal), Emulator(), 20)
+    report.check()
+    skipped = {outcome.name for outcome in report.outcomes if outcome.skipped}
+    flops = "matrix_instructions_do_the_flops_predicted"
+    assert skipped & {flops, "bytes_moved_are_bytes_predicted"} == (
+        {flops} if dtype == "fp32" else set()
+    )
+    assert report.executed
+    assert report.executed.launches > 20 * len(report.outcomes) / 2
+    assert report.executed.bytes == report.to_json()["executed"]["bytes"]
+
+
+def values_loaded_twice(executed: Execution) -> Execution:
+    return replace(executed, reads={**executed.reads, "v": 2 * executed.reads["v"]})
+
+
+def statistics_never_written(executed: Execution) -> Execution:
+    return replace(executed, writes={**executed.writes, "m": 0})
+
+
+def masked_products_left_out(executed: Execution) -> Execution:
+    mma = replace(executed.operations["mma"], count=executed.operations["mma"].count // 2)
+    return replace(executed, operations={"mma": mma})
+
+
+def rows_in_one_bank(executed: Execution) -> Execution:
+    return replace(executed, operations={**executed.operations, "ldmatrix": Operation(1, 0, 8, 7)})
+
+
+@pytest.mark.parametrize(
+    ("miscount", "name", "where"),
+    [
+        (values_loaded_twice, "bytes_moved_are_bytes_predicted", "v"),
+        (statistics_never_written, "bytes_moved_are_bytes_predicted", "m"),
+        (masked_products_left_out, "matrix_instructions_do_the_flops_predicted", "mma"),
+        (rows_in_one_bank, "main_loop_has_no_bank_conflicts", "ldmatrix"),
+    ],
+)
+def test_a_wrong_count_is_named(sketch: Sketch, miscount: Any, name: str, where: str) -> None:
+    report = verify(sketch(algo="v1", dtype="bf16"), Emulator(right, miscount), 20)
+    assert names(report) == {name}
+    assert report.failure
+    assert report.failure.error.where == where
+
+
+def test_a_kernel_that_scores_a_tile_in_steps_counts_no_flops(sketch: Sketch) -> None:
+    kernel = sketch(dtype="fp16")
+    spec = replace(kernel.plan.kernel, tile=replace(kernel.plan.kernel.tile, step_kv=16))
+    stepped = replace(kernel, plan=replace(kernel.plan, kernel=spec))
+    line = "property=matrix_instructions_do_the_flops_predicted"
+    (outcome,) = verify(stepped, Emulator(), replay=line).outcomes
+    assert "in steps" in outcome.skipped
+
+
+def test_a_race_of_few_schedules_replays(sketch: Sketch) -> None:
+    """The line names the schedule: it is drawn with the values."""
+
+    def bug(run: Run, kernel: Kernel, arrays: Arrays, launch: Launch) -> Outputs:
+        if emulator.next_seed % 5 == 4:
+            raise CheckFailed(
+                "data race", where="kernel.cu:120", why="block 3, thread 7", hint="add a barrier"
+            )
+        return run(kernel, arrays, launch)
+
+    emulator = Emulator(bug)
+    failure = verify(sketch(), emulator, 30).failure
+    assert failure
+    assert not failure.flaky
+    for _ in range(2):
+        again = verify(sketch(), emulator, replay=failure.replay)
+        assert again.failure
+        assert again.failure.case == failure.case
+        with pytest.raises(CheckFailed, match="data race") as error:
+            again.check()
+        assert error.value.where.startswith("kernel.cu:120 with batch=1")
+        assert error.value.why == "block 3, thread 7"
+        assert error.value.hint == f'add a barrier\nrepeat it with --replay "{failure.replay}"'
+        assert again.failure.to_json()["hint"] == "add a barrier"
+    with pytest.raises(CheckFailed) as error:
+        replace(again, schedules=4).check()
+    assert "repeat it with --schedules 4 --replay" in error.value.hint
+
+
+def one_too_large(run: Run, kernel: Kernel, arrays: Arrays, launch: Launch) -> Outputs:
+    return {n: x + x.dtype.type(1) for n, x in run(kernel, arrays, launch).items()}
+
+
+def test_two_runners_must_agree(sketch: Sketch) -> None:
+    kernel = sketch()
+    good = verify_all(kernel, [Emulator(), Runner(right)], 10)
+    assert [(report.runner, report.ok) for report in good] == [
+        ("emulator", True),
+        ("planted", True),
+    ]
+    assert "both_runners_agree" not in {outcome.name for outcome in good[0].outcomes}
+    first, second = verify_all(kernel, [Emulator(), Runner(one_too_large)], 10)
+    assert first.ok
+    assert "both_runners_agree" in names(second)
+    line = "property=both_runners_agree seq=3"
+    first, second = verify_all(kernel, [Emulator(), Runner(one_too_large)], 1, 0, line)
+    assert first.outcomes[0].skipped
+    assert names(second) == {"both_runners_agree"}

@@ -284,8 +284,12 @@ def test_no_plan(arguments: str, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize("arguments", ["verify good.cu", "bench good.cu", "verify good.json"])
-def test_no_device(arguments: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_device(
+    arguments: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     from fasim.runners import gpu
+
+    monkeypatch.setenv("CXX", "/nowhere/c++")  # or the emulator would run it
 
     if gpu.available() is None:
         pytest.skip("this machine has a GPU")

@@ -19,6 +19,7 @@ import pytest
 import fasim
 from fasim import compile as compiler
 from fasim import toolchain
+from fasim.cache import STALE_S, Entry, Facts
 from fasim.compile import Binary, Resources, check_promises, compile_kernel, sass
 from fasim.errors import CheckFailed, CompilerError, MissingToolError, UsageError
 from fasim.plan import KernelSpec, Plan, Tile
@@ -348,15 +349,15 @@ def test_the_warning_is_one_line_on_stderr(stub: Stub, tmp_path: Path) -> None:
 def test_an_entry_that_appears_meanwhile_is_no_damage(
     stub: Stub, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    load = compiler._load
+    load = Entry.load
 
-    def overtaken(job: compiler._Job) -> Binary | None:
-        monkeypatch.setattr(compiler, "_load", load)
-        found = load(job)
+    def overtaken(entry: Entry) -> Facts | None:
+        monkeypatch.setattr(Entry, "load", load)
+        found = load(entry)
         compile_kernel(KERNEL)  # another process is faster
         return found
 
-    monkeypatch.setattr(compiler, "_load", overtaken)
+    monkeypatch.setattr(Entry, "load", overtaken)
     assert not compile_kernel(KERNEL).cached
     assert len(stub.calls) == 2
     assert caplog.records == []
@@ -388,7 +389,7 @@ def test_killed_process_leaves_nothing_that_hurts(stub: Stub, cache: Path, tmp_p
     stub.says(seconds=0)
     assert not compile_kernel(KERNEL).cached
     assert junk.exists(), "a young folder may belong to a process at work"
-    day_before = time.time() - compiler.STALE_S - 1
+    day_before = time.time() - STALE_S - 1
     os.utime(junk, (day_before, day_before))
     compile_kernel(KERNEL, arch="sm_80")
     assert leftovers(cache) == []

@@ -25,6 +25,7 @@ from fasim.model import footprint
 from fasim.model.tiles import Tiles
 from fasim.plan import Tile
 from fasim.problem import Problem
+from fasim.runners import emulator
 from fasim.screen import Screen
 from fasim.toolchain import find_tool
 
@@ -668,6 +669,166 @@ def test_a_failing_property_is_exit_1_with_a_replay_line(
     assert "FAILED" in out
     replay = err.split('--replay "')[1].split('"')[0]
     assert shell(*arguments, "--replay", replay)[0] == 1
+
+
+@pytest.fixture
+def emulated(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """A machine with a GPU and an emulator, both NumPy; the list has the runners made."""
+    from fasim import properties
+    from fasim.emulator.program import Execution
+    from fasim.runners import gpu
+    from fasim.runners.numpy import NumpyRunner
+
+    made: list[Any] = []
+
+    class Device(NumpyRunner):
+        name = "gpu"
+
+        def __init__(self) -> None:
+            made.append(self)
+
+    class Emulator(NumpyRunner):
+        name = "emulator"
+
+        def __init__(self, schedules: int = 1, seed: int = 0) -> None:
+            made.append(self)
+            self.schedules, self.next_seed = schedules, seed
+            self.last = self.executed = Execution()
+
+        def run(self, kernel: Any, arrays: Any, launch: Any) -> Any:
+            outputs = super().run(kernel, arrays, launch)
+            self.last = Execution(1, launch.grid)
+            self.executed += self.last
+            return outputs
+
+    monkeypatch.setattr(gpu, "GpuRunner", Device)
+    monkeypatch.setattr(gpu, "available", lambda: None)
+    monkeypatch.setattr(cli, "_no_nvcc", lambda: "")
+    monkeypatch.setattr(emulator, "EmulatorRunner", Emulator)
+    monkeypatch.setattr(emulator, "available", lambda: None)
+    monkeypatch.setattr(properties, "PROPERTIES", properties.PROPERTIES[:3])
+    return made
+
+
+SMALL = ["verify", *V2, "-d", "16", "--dtype", "fp32", "--examples", "2"]
+
+
+def test_verify_runs_on_the_gpu_else_in_the_emulator(
+    shell: Any, emulated: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from fasim.runners import gpu
+
+    code, out, err = shell(*SMALL)
+    assert (code, err, "executed" in out) == (0, "", False)
+    monkeypatch.setattr(gpu, "available", lambda: "no device")
+    code, out, err = shell(*SMALL)
+    assert code == 0
+    assert re.search(r"^executed .* blocks, .* instructions, .* of global traffic, ", out, re.M)
+    assert "the file ran on the CPU" in err
+    assert [runner.name for runner in emulated] == ["gpu", "emulator"]
+    monkeypatch.setattr(emulator, "available", lambda: "no compiler")
+    code, out, err = shell(*SMALL)
+    assert (code, out) == (3, "")
+    assert "on a GPU: no device; in the emulator: no compiler" in err
+
+
+def test_a_gpu_without_nvcc_runs_nothing(
+    shell: Any, emulated: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cli, "_no_nvcc", lambda: "no nvcc")
+    assert shell(*SMALL)[0] == 0
+    assert [runner.name for runner in emulated] == ["emulator"]
+
+
+def test_the_emulator_counts_and_tries_schedules(shell: Any, emulated: list[Any]) -> None:
+    arguments = [*SMALL, "--runner", "emulator", "--schedules", "3"]
+    code, out, _ = shell(*arguments, "--json")
+    (runner,) = emulated
+    document = json.loads(out)
+    assert document["schedules"] == runner.schedules == 3
+    assert code == 0
+    assert document["executed"]["blocks"] == runner.executed.blocks > 0
+    code, _, err = shell(*SMALL, "--runner", "numpy", "--schedules", "3")
+    assert code == 2
+    assert "--schedules concerns the emulator" in err
+
+
+@pytest.mark.skipif(bool(emulator.available()), reason=emulator.available() or "")
+def test_a_fault_names_rule_and_line_and_replays(shell: Any, tmp_path: Path) -> None:
+    shell("gen", *V2, "-d", "16", "--dtype", "fp32", "-o", "right.cu")
+    text = (tmp_path / "right.cu").read_text()
+    barrier = "ptx::cp_async_wait_group<kSlots - 2>();\n    __syncthreads();"
+    (tmp_path / "wrong.cu").write_text(text.replace(barrier, barrier.partition("\n")[0]))
+    arguments = ["verify", "wrong.cu", "--runner", "emulator", "--examples", "3"]
+    code, _, err = shell(*arguments)
+    assert code == 1
+    assert re.search(r"failed: \w.* in block 0, thread \d+ .*\n  --> \w+\.cu:\d+ with batch=1", err)
+    replay = err.split('--replay "')[1].split('"')[0]
+    assert err in shell(*arguments, "--replay", replay)[2]
+    assert shell(*arguments, "--schedules", "2", "--json", "--replay", replay)[0] == 1
+
+
+def test_both_says_which_runner_failed(
+    shell: Any, emulated: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from fasim.runners import gpu
+
+    right = gpu.GpuRunner.run
+
+    def wrong(self: Any, *arguments: Any) -> Any:
+        outputs = right(self, *arguments)
+        return {**outputs, "o": outputs["o"] + 1}
+
+    code, out, _ = shell(*SMALL, "--runner", "both", "--json")
+    assert json.loads(out)["ok"] is (code == 0) is True
+    monkeypatch.setattr(gpu.GpuRunner, "run", wrong)
+    code, out, _ = shell(*SMALL, "--runner", "both", "--json")
+    document = json.loads(out)
+    assert (code, document["ok"], document["failed"]) == (1, False, ["gpu"])
+    assert [report["runner"] for report in document["reports"]] == ["emulator", "gpu"]
+    code, out, err = shell(*SMALL, "--runner", "both")
+    assert code == 1
+    assert "both runners agree" in out
+    assert " on gpu: matches_float64 failed" in err
+
+
+def test_the_emulator_tries_fewer_cases(
+    shell: Any, emulated: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from fasim import properties
+
+    counts: list[int] = []
+
+    def verify_all(kernel: Any, runners: Any, examples: int, *rest: Any) -> list[Any]:
+        counts.append(examples)
+        return []
+
+    monkeypatch.setattr(properties, "verify_all", verify_all)
+    for runner in ("gpu", "emulator", "both", "numpy"):
+        shell("verify", *V2, "--runner", runner)
+    assert counts == [100, 10, 10, 100]
+
+
+def test_the_demo_ends_in_the_emulator(
+    shell: Any, emulated: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FASIM_NVCC", "/nowhere/nvcc")
+    code, out, _ = shell("demo")
+    assert code == 0
+    assert re.search(r"^verify .* \(the file, on the GPU\)$", out, re.M)
+    assert re.search(r"^emulate .* \(the file, on the CPU\)\n {16}.* blocks, ", out, re.M)
+
+
+def test_the_demo_skips_what_the_machine_lacks(shell: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from fasim import properties
+
+    monkeypatch.setattr(properties, "PROPERTIES", properties.PROPERTIES[:1])
+    monkeypatch.setenv("FASIM_NVCC", "/nowhere/nvcc")
+    monkeypatch.setenv("CXX", "/nowhere/c++")
+    code, out, _ = shell("demo")
+    assert code == 0
+    assert re.search(r"^compile +skipped: .* \(.*\)$", out, re.M)
+    assert re.search(r"^emulate +skipped: .* \(.*\)$", out, re.M)
 
 
 def test_gen_all_writes_and_checks_the_canonical_kernels(shell: Any, tmp_path: Path) -> None:

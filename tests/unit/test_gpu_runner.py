@@ -23,6 +23,7 @@ from fasim.errors import CheckFailed, MissingToolError, UsageError
 from fasim.plan import Launch
 from fasim.render import Kernel
 from fasim.runners import DeviceFault, gpu
+from fasim.runners.arrays import DTYPES, FORMATS, pack_arguments
 
 Sketch = Callable[..., Kernel]
 
@@ -141,9 +142,9 @@ class Driver:
         spec = self.kernel.plan.kernel
         arguments: dict[str, Any] = {}
         for name, kind in self.kernel.plan.kernel.arguments:
-            taken = [values.pop(0) for _ in gpu.FORMATS[kind]]
+            taken = [values.pop(0) for _ in FORMATS[kind]]
             arguments[name] = taken if kind == "i64x3" else taken[0]
-        dtype = gpu.DTYPES[spec.dtype]
+        dtype = DTYPES[spec.dtype]
         heads, kv_heads, seq, seq_kv = (
             arguments[n] for n in ("heads", "kv_heads", "seq_q", "seq_kv")
         )
@@ -216,7 +217,7 @@ def test_arguments_are_packed_in_the_kernels_order(sketch: Sketch) -> None:
     kernel = sketch()
     launch = kernel.plan.launch_for(kernel.plan.problem.with_(heads=4, kv_heads=2, seq=3, seq_kv=5))
     pointers = {name: 256 * (i + 1) for i, name in enumerate(("q", "k", "v", "o", "lse"))}
-    formats, values = gpu.pack_arguments(kernel.plan.kernel.arguments, pointers, launch.scalars)
+    formats, values = pack_arguments(kernel.plan.kernel.arguments, pointers, launch.scalars)
     raw = struct.pack("".join(formats), *values)
     assert struct.unpack_from("5P4i", raw) == (256, 512, 768, 1024, 1280, 4, 2, 3, 5)
     assert struct.unpack_from("12q", raw, 56) == (
@@ -239,7 +240,7 @@ def test_arguments_are_packed_in_the_kernels_order(sketch: Sketch) -> None:
 )
 def test_a_value_outside_its_type_is_refused(name: str, kind: str, value: Any) -> None:
     with pytest.raises(UsageError, match=name):
-        gpu.pack_arguments(((name, kind),), {"q": value}, {name: value})
+        pack_arguments(((name, kind),), {"q": value}, {name: value})
 
 
 @pytest.mark.parametrize(
@@ -274,7 +275,7 @@ def test_host_arrays_keep_their_strides(
     driver: Driver, sketch: Sketch, layout: str, dtype: str
 ) -> None:
     driver.kernel = sketch(dtype=dtype)
-    arrays = draw((1, 4, 7, 16), (1, 2, 9, 16), (1, 2, 9, 16), dtype=gpu.DTYPES[dtype])
+    arrays = draw((1, 4, 7, 16), (1, 2, 9, 16), (1, 2, 9, 16), dtype=DTYPES[dtype])
     q, k, v = (properties.lay_out(x, layout) for x in arrays)
     got, want = run(driver, q, k, v)
     compact, _ = run(driver, arrays[0], arrays[1], arrays[2])

@@ -13,10 +13,10 @@ MODULES = sorted((ROOT / "fasim").rglob("*.py"))
 # Each module may import only from modules of a lower layer, or of its own package.
 LAYERS = (
     {"errors", "settings", "tiled"},
-    {"gpu", "presets", "problem", "screen", "toolchain", "units"},
+    {"cache", "diagnostics", "gpu", "presets", "problem", "screen", "toolchain", "units"},
     {"plan", "reference"},
     {"model", "peers", "picture", "render"},
-    {"compile", "entry", "files", "legality"},
+    {"compile", "emulator", "entry", "files", "legality"},
     {"candidates", "explain", "runners"},
     {"doctor", "planner", "properties", "work"},
     {"__init__", "bench", "catalogue", "comparison", "options"},
@@ -94,11 +94,23 @@ def test_asm_lives_in_ptx_only() -> None:
         assert (path.parent.name == "ptx") or not re.search(r"\basm\b", code), path
 
 
-def test_every_ptx_file_can_be_switched_off_for_an_emulator() -> None:
-    for path in (ROOT / "templates/ptx").iterdir():
-        text = path.read_text()
-        assert text.startswith("namespace ptx {\n#ifndef FASIM_EMULATE\n"), path
-        assert text.endswith("#endif\n}  // namespace ptx\n"), path
+PTX_FILES = sorted((ROOT / "templates/ptx").iterdir())
+
+
+@pytest.mark.parametrize("path", PTX_FILES, ids=lambda path: path.stem)
+def test_every_ptx_file_can_be_switched_off_for_an_emulator(path: Path) -> None:
+    text = path.read_text()
+    assert text.startswith("namespace ptx {\n#ifndef FASIM_EMULATE\n")
+    assert text.endswith("#endif\n}  // namespace ptx\n")
+
+
+@pytest.mark.parametrize("path", PTX_FILES, ids=lambda path: path.stem)
+def test_a_ptx_file_is_one_instruction_and_plain_cuda(path: Path) -> None:
+    text = path.read_text()
+    assert not re.search(r"//%|//#|\$\(|/\*[%#]", text)
+    wrappers = re.findall(r"__forceinline__ \w+ (\w+)\(", text)
+    assert wrappers[0] == path.stem
+    assert all(name.startswith(path.stem) for name in wrappers)
 
 
 def test_kernels_include_no_header() -> None:

@@ -1,7 +1,8 @@
 """The console sessions of the documents are real: run again, they print what is written.
 
-A line ``...`` stands for any lines. ``<!-- needs nvcc -->`` before a block runs it only where nvcc
-is found; ``<!-- needs gpu -->`` never runs it. After a wanted change of some output,
+A line ``...`` stands for any lines. ``<!-- needs nvcc -->`` or ``cxx`` before a block runs it only
+where nvcc, or a C++ compiler, is found; ``<!-- needs gpu -->`` never runs it. After a wanted change
+of some output,
 
     python tests/unit/test_readme.py --update
 
@@ -26,6 +27,7 @@ import pytest
 from fasim import settings
 from fasim.cli import run
 from fasim.errors import MissingToolError
+from fasim.runners import emulator
 from fasim.toolchain import find_nvcc
 
 ROOT = Path(__file__).parents[2]
@@ -118,11 +120,12 @@ def _likeness(piece: Sequence[str], now: Sequence[str]) -> float:
 
 
 def _tools() -> tuple[str, ...]:
+    found = () if emulator.available() else ("cxx",)
     try:
         find_nvcc()
     except MissingToolError:
-        return ()
-    return ("nvcc",)
+        return found
+    return (*found, "nvcc")
 
 
 # ---- the documents ------------------------------------------------------------------------------
@@ -138,6 +141,12 @@ def test_sessions_print_what_is_written(name: str) -> None:
 def test_sessions_that_compile_print_what_is_written() -> None:
     document = (ROOT / "README.md").read_text()
     assert refreshed(document, tools=("nvcc",)) == document
+
+
+@pytest.mark.skipif(bool(emulator.available()), reason=str(emulator.available()))
+def test_sessions_in_the_emulator_print_what_is_written() -> None:
+    document = (ROOT / "README.md").read_text()
+    assert refreshed(document, tools=("cxx",)) == document
 
 
 @pytest.mark.parametrize("name", DOCUMENTS)
@@ -189,7 +198,7 @@ def test_an_update_keeps_the_elisions() -> None:
     assert elided(["plan 1", "end"], now) == now
 
 
-@pytest.mark.parametrize("tool", ["gpu", "nvcc"])
+@pytest.mark.parametrize("tool", ["gpu", "nvcc", "cxx"])
 def test_a_session_that_lacks_its_tool_is_left_alone(tool: str) -> None:
     session = f"<!-- needs {tool} -->\n{VERSION.format('anything')}"
     assert refreshed(session) == session

@@ -1,6 +1,7 @@
 """Rendering is deterministic, self-describing, and true to the plan."""
 
 import dataclasses
+import hashlib
 import re
 
 import jinja2
@@ -102,10 +103,37 @@ def test_no_directive_survives() -> None:
         assert not re.search(r"//%|//#|\$\(|/\*%|[\ue000-\uf8ff]", render(each).source)
 
 
+@pytest.mark.parametrize("plan", PLANS, ids=lambda plan: plan.kernel.stem)
+def test_a_file_holds_the_instructions_it_calls_and_no_others(plan: Plan) -> None:
+    source = render(plan).source
+    defined = re.findall(r"__forceinline__ \w+ (\w+)\(", instructions(source))
+    calls = [*re.findall(r"ptx::(\w+)", source), *re.findall(r"= (\w+)\(", instructions(source))]
+    assert sorted(defined) == sorted(set(calls))
+
+
+def instructions(source: str) -> str:
+    return "".join(re.findall(r"namespace ptx \{.*?\}  // namespace ptx", source, re.DOTALL))
+
+
+@pytest.mark.parametrize("plan", PLANS, ids=lambda plan: plan.kernel.stem)
+def test_the_header_lists_the_templates_that_wrote_the_file(plan: Plan) -> None:
+    kernel = render(plan)
+    listed = dict(re.findall(r"^//   (\w{8})  (\S+)$", kernel.source, re.MULTILINE))
+    assert set(listed.values()) == {origin[0] for origin in kernel.origins if origin}
+    for digest, name in listed.items():
+        text = (template_root() / name).read_bytes()
+        assert hashlib.sha256(text).hexdigest().startswith(digest)
+
+
+def test_a_text_without_a_plan() -> None:
+    text = rendering.render_text('//% include "device/integers.cuh"\nu32 $(name);', name="x")
+    assert text.startswith("using u16 = unsigned short;\n")
+    assert text.endswith("\n\nu32 x;\n")
+
+
 def test_an_unknown_variable_is_an_error() -> None:
-    template = rendering._environment().from_string("$(plan.no_such_field)")
     with pytest.raises(jinja2.UndefinedError):
-        template.render(plan=plan())
+        rendering.render_text("$(plan.no_such_field)", plan=plan())
 
 
 @pytest.mark.parametrize(

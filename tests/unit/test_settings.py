@@ -46,6 +46,20 @@ def test_a_bare_compiler_name_is_looked_up(monkeypatch: pytest.MonkeyPatch, tmp_
     assert settings.NVCC.value == compiler
 
 
+def test_a_compiler_may_be_several_words(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    python = tmp_path / "python"
+    python.touch(mode=0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    for text, words in [
+        ("python -m ziglang 'c++ '", (str(python), "-m", "ziglang", "c++ ")),
+        (str(python), (str(python),)),
+        ("  ", ()),
+        ("/no quote' here", ("/no quote' here",)),
+    ]:
+        monkeypatch.setenv("CXX", text)
+        assert settings.CXX.value == words
+
+
 def test_every_setting_is_used() -> None:
     files = Path(fasim.__file__).parent.rglob("*.py")
     source = "".join(file.read_text() for file in files if file.name != "settings.py")

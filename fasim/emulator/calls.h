@@ -1,0 +1,41 @@
+// What the kernel's side of the emulator asks of the runtime. `line` is the caller's line.
+#pragma once
+
+namespace emulator {
+
+struct Dim3 {
+  unsigned x, y, z;
+};
+Dim3 thread_index();
+Dim3 block_index();
+Dim3 block_dim();
+Dim3 grid_dim();
+
+enum Shuffle { kFrom, kUp, kDown, kXor };
+enum Vote { kBallot, kAll, kAny };
+enum Type { kF16, kBf16, kE4m3 };
+
+void barrier(unsigned id, unsigned threads, bool sleep, unsigned line);
+void syncwarp(unsigned mask, unsigned line);
+unsigned long long shuffle(Shuffle how, unsigned mask, unsigned long long value, int by, int width,
+                           unsigned line);
+unsigned vote(Vote how, unsigned mask, bool predicate, unsigned line);
+
+unsigned smem_address(const void* pointer, unsigned line);
+void cp_async(void* smem, const void* global, unsigned bytes, bool valid, unsigned line);
+void cp_async_commit_group(unsigned line);
+void cp_async_wait_group(unsigned groups, unsigned line);
+void ldmatrix(unsigned* r, unsigned matrices, bool transposed, unsigned row, unsigned line);
+void mma(Type type, unsigned depth, float* d, const unsigned* a, const unsigned* b, unsigned line);
+
+float ex2(float x, unsigned line);
+float lg2(float x, unsigned line);
+unsigned cvt_pair(Type type, float low, float high, unsigned line);
+float cvt_from(Type type, unsigned code, unsigned line);
+unsigned cvt_f16x2_e4m3x2(unsigned pair, unsigned line);
+
+float atom_add(float* global, float x, unsigned line);
+unsigned atom_add(unsigned* global, unsigned x, unsigned line);
+void trap(unsigned line);
+
+}  // namespace emulator

@@ -1,0 +1,296 @@
+// What every access to memory must obey, and the copies that land later.
+#pragma once
+#include <cinttypes>
+
+#include "engine.h"
+
+extern thread_local emulator::u8 smem_raw[];  // the dynamic shared memory of a kernel
+
+namespace emulator {
+
+// Where smem_raw begins in the shared window: behind the system's first KB, and aligned to what
+// kernels declare (128), no further. A kernel that needs more must see to it.
+constexpr u32 kWindow = 1024 + 128;
+
+inline Access Worker::access(const Thread& thread, u32 place) {
+  return {thread.index,       thread.index, warp_of(thread).epoch, place, thread.copies_done,
+          launch_->threads(), false,        thread.clock};
+}
+
+inline void Worker::keep_going(u32 place) {
+  if (++touches_ % 65536) return;
+  while (*launch_->request.stop) park();
+  if (touches_ < launch_->request.budget) return;
+  fail(current_, "no end", place,
+       "%" PRIu64
+       " memory accesses and the block is not done: does this "
+       "loop end?",
+       touches_);
+}
+
+// A load or store of the current thread.
+inline void Worker::touch(const void* pointer, u32 size, bool write, u32 place) {
+  const auto* address = static_cast<const u8*>(pointer);
+  Thread& thread = *current_;
+  keep_going(place);
+  if (in_shared(address)) {
+    const std::size_t offset = address - shared_base_;
+    shared(thread, offset, size, write, place);
+    const u32 where = u32(offset - dynamic_) + kWindow;
+    warp_of(thread).instructions.add(
+        thread.lane(), {place, where, u16(size), u16(write ? kSharedStore : kSharedLoad)});
+    return;
+  }
+  Array& array = global(thread, address, size, place);
+  if (write) {
+    write_array(thread, array, address, size, place, false);
+  } else {
+    read_array(thread, array, address, size, place);
+  }
+  const Kind kind = write ? kGlobalStore : kGlobalLoad;
+  warp_of(thread).instructions.add(thread.lane(), {place, 0, u16(size), u16(kind)});
+  trace(kind, place, array.index, address - array.base, size, 0);
+}
+
+// ---- Shared memory
+
+inline void Worker::check_shared(Thread& thread, std::size_t offset, u32 size, u32 place) {
+  const i64 beyond = i64(offset + size) - i64(dynamic_ + launch_->request.smem_bytes);
+  if (offset >= dynamic_ && beyond > 0) {
+    fail(&thread, "out of bounds", place,
+         "[[shared+%zu]] is %" PRId64
+         " bytes beyond the %u bytes "
+         "of dynamic shared memory of this launch",
+         offset - dynamic_, beyond, launch_->request.smem_bytes);
+  }
+  const u32 window = u32(offset - dynamic_) + kWindow;
+  if (window % size) {
+    fail(&thread, "misaligned access", place,
+         "%u bytes at [[shared+%zu]], which is no multiple of "
+         "%u",
+         size, offset - dynamic_, size);
+  }
+}
+
+inline void Worker::shared(Thread& thread, std::size_t offset, u32 size, bool write, u32 place) {
+  check_shared(thread, offset, size, place);
+  const Access by = access(thread, place);
+  const Conflict conflict =
+      write ? shared_shadow_.write(by, offset, size) : shared_shadow_.read(by, offset, size);
+  if (conflict.what) race(thread, conflict, by, "shared", dynamic_, write);
+}
+
+inline u32 Worker::window(const void* pointer, u32 place) {
+  const std::size_t offset = static_cast<const u8*>(pointer) - shared_base_;
+  if (offset > shared_bytes_) {
+    fail(current_, "out of bounds", place,
+         "a shared address is asked of a pointer that does not "
+         "point to shared memory");
+  }
+  return u32(offset - dynamic_) + kWindow;
+}
+
+inline const u8* Worker::from_window(u32 address) const {
+  return shared_base_ + dynamic_ + (i64(address) - kWindow);
+}
+
+// A row of a matrix, at an address of the shared window, for the whole warp.
+inline void Worker::load_row(Thread& thread, u32 address, u32 size, u32 place) {
+  const i64 offset = i64(dynamic_) + i64(address) - kWindow;
+  if (offset < 0 || std::size_t(offset) + size > shared_bytes_) {
+    fail(&thread, "out of bounds", place, "shared address %u lies outside shared memory", address);
+  }
+  shared(thread, std::size_t(offset), size, false, place);
+}
+
+// ---- Global memory
+
+inline Array& Worker::global(const Thread& thread, const u8* address, u32 size, u32 place) {
+  if (!recent_ || !recent_->holds(address)) {
+    recent_ = nullptr;
+    for (Array& array : launch_->arrays) {
+      if (array.holds(address)) recent_ = &array;
+    }
+    if (!recent_) stray(thread, address, size, place);
+  }
+  Array& array = *recent_;
+  const i64 offset = address - array.base;
+  if (offset + size > array.bytes) stray(thread, address, size, place);
+  if (u64(address) % size) {
+    fail(&thread, "misaligned access", place,
+         "%u bytes at [[%s+%" PRId64
+         "]], which is no "
+         "multiple of %u",
+         size, array.name, offset, size);
+  }
+  if (!array.in_row(offset, size)) {
+    fail(&thread, "out of bounds", place,
+         "%u bytes at [[%s+%" PRId64
+         "]] lie between the rows of "
+         "%s",
+         size, array.name, offset, array.name);
+  }
+  return array;
+}
+
+inline void Worker::stray(const Thread& thread, const u8* address, u32 size, u32 place) {
+  const Array* nearest = nullptr;
+  i64 distance = INT64_MAX;
+  for (const Array& array : launch_->arrays) {
+    const i64 beyond = address + size - (array.base + array.bytes);
+    const i64 away = address < array.base ? array.base - address : beyond;
+    if (away < distance) nearest = &array, distance = away;
+  }
+  if (!nearest)
+    fail(&thread, "out of bounds", place,
+         "%u bytes of global memory: the launch has no "
+         "array",
+         size);
+  fail(&thread, "out of bounds", place,
+       "%u bytes in no array: [[%s+%" PRId64 "]] would lie %" PRId64 " bytes %s it", size,
+       nearest->name, i64(address - nearest->base), distance,
+       address < nearest->base ? "before" : "beyond");
+}
+
+inline void Worker::read_array(const Thread& thread, Array& array, const u8* address, u32 size,
+                               u32 place) {
+  counts.reads[array.index] += size;
+  if (!array.writable) return;
+  const std::size_t offset = address - array.base;
+  const i64 other = array.owners.read(offset, size, u32(block_));
+  const Access by = access(thread, place);
+  if (other >= 0) {
+    fail(&thread, "race", place,
+         "it reads %u bytes at [[%s+%zu]] that %s writes; blocks are not "
+         "ordered",
+         size, array.name, offset, Owners::name(other).text);
+  }
+  const Conflict conflict = array.shadow.read(by, offset, size);
+  if (conflict.what) race(thread, conflict, by, array.name, 0, false);
+}
+
+inline void Worker::write_array(const Thread& thread, Array& array, const u8* address, u32 size,
+                                u32 place, bool atomic) {
+  counts.writes[array.index] += size;
+  const std::size_t offset = address - array.base;
+  if (!array.writable) {
+    fail(&thread, "write to an input", place, "it writes %u bytes at [[%s+%zu]]", size, array.name,
+         offset);
+  }
+  const i64 other = array.owners.write(offset, size, u32(block_), atomic);
+  Access by = access(thread, place);
+  by.atomic = atomic;
+  if (other >= 0) {
+    fail(&thread, "race", place,
+         "it writes %u bytes at [[%s+%zu]] that %s uses; blocks are not "
+         "ordered",
+         size, array.name, offset, Owners::name(other).text);
+  }
+  const Conflict conflict = array.shadow.write(by, offset, size);
+  if (conflict.what) race(thread, conflict, by, array.name, 0, true);
+}
+
+// An atomic: it reads what is there, and races with nothing but plain accesses.
+inline void Worker::update(const void* pointer, u32 size, u32 place) {
+  Thread& thread = *current_;
+  const auto* address = static_cast<const u8*>(pointer);
+  Operation& atomic = operation(kAtomic);
+  ++atomic.count;
+  atomic.bytes += size;
+  if (in_shared(address)) return update_shared(thread, address - shared_base_, size, place);
+  Array& array = global(thread, address, size, place);
+  if (!array.initialised && !array.shadow.written(address - array.base, size)) {
+    fail(&thread, "uninitialised read", place, "an atomic adds to [[%s+%zu]], which nobody wrote",
+         array.name, std::size_t(address - array.base));
+  }
+  write_array(thread, array, address, size, place, true);
+}
+
+inline void Worker::update_shared(Thread& thread, std::size_t offset, u32 size, u32 place) {
+  check_shared(thread, offset, size, place);
+  if (!shared_shadow_.written(offset, size)) {
+    fail(&thread, "uninitialised read", place,
+         "an atomic adds to [[shared+%zu]], which nobody wrote", offset - dynamic_);
+  }
+  Access by = access(thread, place);
+  by.atomic = true;
+  const Conflict conflict = shared_shadow_.write(by, offset, size);
+  if (conflict.what) race(thread, conflict, by, "shared", dynamic_, true);
+}
+
+// ---- What is wrong
+
+inline void Worker::race(const Thread& thread, const Conflict& conflict, const Access& access,
+                         const char* space, std::size_t base, bool write) {
+  const char* what = write ? "it writes" : "it reads";
+  const std::size_t offset = conflict.offset - base;
+  if (conflict.what == Conflict::kUninitialised) {
+    fail(&thread, "uninitialised read", access.place, "%s [[%s+%zu]], which nobody wrote", what,
+         space, offset);
+  }
+  const u32 threads = launch_->threads();
+  const bool copied = conflict.agent >= threads;
+  const Thread& other = threads_[copied ? conflict.agent - threads : conflict.agent];
+  const bool waited = !copied || shared_shadow_.epoch_at(conflict.offset) <= other.copies_done;
+  const char* did = conflict.what == Conflict::kRead ? "read" : "wrote";
+  if (copied && !waited) {
+    fail(&thread, "copy in flight", access.place,
+         "%s [[%s+%zu]] while the cp.async of thread %u "
+         "@%08x is in flight: nobody waited for its group",
+         what, space, offset, other.index, conflict.place);
+  }
+  fail(&thread, "race", access.place,
+       "%s [[%s+%zu]], which %sthread %u %s @%08x; no barrier "
+       "stands between",
+       what, space, offset, copied ? "a cp.async of " : "", other.index, did, conflict.place);
+}
+
+// ---- cp.async. PTX ISA: cp.async, "non-blocking ... no ordering guarantee until waited for"
+
+// Nothing is in place before the wait: the destination is poisoned, and the bytes are fetched when
+// the group lands, as late as the rules allow.
+inline void Worker::copy(void* to, const void* from, u32 size, bool valid, u32 place) {
+  Thread& thread = *current_;
+  auto* target = static_cast<u8*>(to);
+  const auto* source = static_cast<const u8*>(from);
+  const std::size_t offset = target - shared_base_;
+  if (offset + size > shared_bytes_) {
+    fail(&thread, "out of bounds", place, "cp.async writes outside shared memory");
+  }
+  check_shared(thread, offset, size, place);
+  Access by = access(thread, place);
+  by.agent = by.threads + thread.index;
+  by.epoch = thread.group;
+  const Conflict conflict = shared_shadow_.write(by, offset, size);
+  if (conflict.what) race(thread, conflict, by, "shared", dynamic_, true);
+  std::memset(target, 0xff, size);
+  const u32 where = u32(offset - dynamic_) + kWindow;
+  warp_of(thread).instructions.add(thread.lane(), {place, where, u16(size), u16(kCpAsync)});
+  if (valid) {
+    Array& array = global(thread, source, size, place);
+    read_array(thread, array, source, size, place);
+    trace(kCpAsync, place, array.index, source - array.base, size, u32(offset - dynamic_));
+  }
+  thread.copies.push_back({thread.group, target, valid ? source : nullptr, size});
+}
+
+inline void Worker::commit(u32) { ++current_->group; }
+
+// Lets all but the newest `groups` closed groups land. PTX ISA: cp.async.wait_group
+inline void Worker::wait(u32 groups, u32) {
+  Thread& thread = *current_;
+  const u32 newest = thread.group - 1;
+  if (newest >= groups && newest - groups > thread.copies_done) land(thread, newest - groups);
+}
+
+inline void Worker::land(Thread& thread, u32 group) {
+  while (!thread.copies.empty() && thread.copies.front().group <= group) {
+    const Copy& copy = thread.copies.front();
+    if (copy.from) std::memcpy(copy.to, copy.from, copy.bytes);
+    if (!copy.from) std::memset(copy.to, 0, copy.bytes);
+    thread.copies.pop_front();
+  }
+  thread.copies_done = group;
+}
+
+}  // namespace emulator

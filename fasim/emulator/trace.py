@@ -1,0 +1,82 @@
+"""The trace of a launch as a document: what each warp did, named by the kernel's own functions.
+
+A span is a stretch of one warp's work of one sort, between two steps of its block. Steps count what
+the block did in the order in which the emulator ran it: they order, and are no time.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_right
+from collections.abc import Iterable
+from typing import Any
+
+from fasim.emulator.program import Span
+from fasim.render import Kernel
+
+SCHEMA = "fasim.trace/1"
+SORTS = {
+    "mma": "product",
+    "ldmatrix": "product",
+    "shuffle": "softmax",
+    "vote": "softmax",
+    "ex2": "softmax",
+    "lg2": "softmax",
+    "cvt": "softmax",
+    "cp.async": "copy",
+    "global load": "load",
+    "global store": "store",
+    "atomic": "store",
+    "barrier": "barrier",
+    "syncwarp": "barrier",
+}
+
+
+def document(kernel: Kernel, spans: Iterable[Span]) -> dict[str, Any]:
+    """JSON of one launch's spans, in their order.
+
+    ``sort`` is product, softmax, copy, load, store or barrier; ``function`` is where in the kernel
+    the span began; ``source`` and ``shared`` are byte ranges of the array and of the
+    block's shared memory.
+    """
+    functions = Functions(kernel.source)
+    return {
+        "schema": SCHEMA,
+        "kernel": kernel.stem,
+        "spans": [_entry(span, functions) for span in spans],
+    }
+
+
+def _entry(span: Span, functions: Functions) -> dict[str, Any]:
+    entry: dict[str, Any] = {
+        "block": span.block,
+        "warp": span.warp,
+        "sort": SORTS[span.kind],
+        "function": functions.at(span.line),
+        "line": span.line,
+        "steps": [span.first, span.last],
+        "count": span.count,
+    }
+    places = {"array": span.array, "source": span.source, "shared": span.shared}
+    return entry | {name: place for name, place in places.items() if place is not None}
+
+
+class Functions:
+    """The functions of a generated file, by line."""
+
+    def __init__(self, source: str) -> None:
+        found = list(_FUNCTION.finditer(source))
+        self.starts = [source.count("\n", 0, one.start()) + 1 for one in found]
+        self.names = [one["function"] or one["kernel"] for one in found]
+
+    def at(self, line: int | None) -> str | None:
+        """The function that a line belongs to."""
+        place = bisect_right(self.starts, line or 0)
+        return self.names[place - 1] if place else None
+
+
+_FUNCTION = re.compile(
+    r"^__device__[^;{]*?\b(?P<function>\w+)\((?=[^()]*\)[^;]*\{)"
+    r"|^extern \"C\" __global__ [^{]*?\b(?P<kernel>\w+)\([^()]*\) \{",
+    re.MULTILINE,
+)

@@ -1,0 +1,398 @@
+// Lanes that act together, barriers, and who may run next.
+#pragma once
+#include "engine.h"
+#include "memory.h"
+
+namespace emulator {
+
+// ---- Lanes that act together
+// PTX ISA, .sync and .aligned: all lanes of the mask execute the same instruction.
+
+inline u32 wanted(const Warp& warp, const Group& group) {
+  return group.call.mask == kLiving ? warp.alive : group.call.mask & warp.alive;
+}
+
+// The current lane waits for the others of the call's mask; the last to come acts for all.
+inline void Worker::together(const Call& call, const void* operands) {
+  Thread& thread = *current_;
+  Warp& warp = warp_of(thread);
+  if (call.mask != kLiving && !(call.mask & thread.bit())) {
+    fail(&thread, "lanes diverge", call.place,
+         "lane %u calls it with mask %08x, which leaves "
+         "itself out",
+         thread.lane(), call.mask);
+  }
+  Group& group = join(warp, call);
+  group.arrived |= thread.bit();
+  group.operands[thread.lane()] = operands;
+  if (group.arrived == wanted(warp, group)) {
+    complete(warp, group);
+    if (!(warp.barrier & thread.bit())) return;
+  } else {
+    warp.ready &= ~thread.bit();
+    hopeless(warp);
+  }
+  park();
+}
+
+inline Group& Worker::join(Warp& warp, const Call& call) {
+  for (Group& group : warp.groups) {
+    const bool same = group.call.site == call.site && group.call.kind == call.kind;
+    if (same && group.call.mask == call.mask) return group;
+  }
+  return warp.groups.emplace_back(call);
+}
+
+inline void Worker::complete(Warp& warp, Group& group) {
+  const Group done = group;
+  const bool whole = done.call.kind == kMma || done.call.kind == kLdmatrix;
+  if (whole && ~done.arrived) {
+    fail(&lane(warp, done.arrived), "lanes diverge", done.call.place,
+         "it takes the whole warp, and "
+         "lane %u has exited",
+         u32(std::countr_zero(~done.arrived)));
+  }
+  warp.groups.erase(warp.groups.begin() + (&group - warp.groups.data()));
+  wake(warp, done.arrived);
+  if (done.arrived == warp.alive) warp.instructions.count(counts.operations);
+  if (launch_->request.trace) tracer.meet(warp.index, done.call.kind);
+  trace(done.call.kind, done.call.place);
+  done.call.act(*this, warp, done);
+}
+
+inline void Worker::wake(Warp& warp, u32 lanes) {
+  warp.ready |= lanes;
+  ready_ |= 1u << warp.index;
+}
+
+// Fails if no group of waiting lanes can ever be complete.
+inline void Worker::hopeless(Warp& warp) {
+  u32 waiting = 0;
+  for (const Group& group : warp.groups) waiting |= group.arrived;
+  if (waiting != warp.alive) return;
+  const Group& group = warp.groups[0];
+  const u32 missing = u32(std::countr_zero(wanted(warp, group) & ~group.arrived));
+  u32 where = group.call.place;
+  for (const Group& other : warp.groups) {
+    if (other.arrived >> missing & 1) where = other.call.place;
+  }
+  fail(&lane(warp, group.arrived), "lanes diverge", group.call.place,
+       "it waits for lane %u of its "
+       "warp, which waits @%08x",
+       missing, where);
+}
+
+// After a lane exited: a group that waited for it may be complete now.
+inline void Worker::settle(Warp& warp) {
+  for (Group& group : warp.groups) {
+    if (group.arrived == wanted(warp, group)) return complete(warp, group);
+  }
+  if (warp.alive) hopeless(warp);
+}
+
+// The first of some lanes.
+inline Thread& Worker::lane(const Warp& warp, u32 lanes) {
+  return threads_[32 * warp.index + u32(std::countr_zero(lanes))];
+}
+
+// ---- Order between threads
+
+inline void Worker::release(Clock* clock, Warp& warp, u32 lanes) {
+  const Clock* merged = nullptr;
+  for (u32 rest = lanes; rest; rest &= rest - 1) {
+    const Thread& thread = lane(warp, rest);
+    if (thread.clock != merged) clocks_.merge(clock, thread.clock);
+    merged = thread.clock;
+  }
+  for (; lanes; lanes &= lanes - 1) {
+    const Thread& thread = lane(warp, lanes);
+    clock->seen[thread.index] = warp.epoch;
+    clock->seen[launch_->threads() + thread.index] = thread.copies_done;
+  }
+  ++warp.epoch;
+}
+
+inline void Worker::acquire(Clock* clock, Warp& warp, u32 lanes) {
+  for (; lanes; lanes &= lanes - 1) {
+    clocks_.assign(lane(warp, lanes).clock, clock);
+  }
+}
+
+// PTX ISA: bar.warp.sync "guarantees memory ordering among participating threads".
+inline void Worker::sync_lanes(Warp& warp, u32 lanes) {
+  Clock* clock = clocks_.make(0);
+  release(clock, warp, lanes);
+  clocks_.seal(clock);
+  acquire(clock, warp, lanes);
+  clocks_.drop(clock);
+}
+
+// ---- Barriers of the block. PTX ISA: barrier{.cta}
+
+// The lanes of a warp arrive together; `threads` 0 stands for all of the block.
+inline void Worker::arrive(Warp& warp, u32 lanes, u32 id, u32 threads, bool sleep, u32 place) {
+  const Thread* thread = &lane(warp, lanes);
+  if (id >= kBarriers) {
+    fail(thread, "barrier mismatch", place, "barrier %u: there are %u", id, kBarriers);
+  }
+  if (threads % 32 || threads > 32 * launch_->warps()) {
+    fail(thread, "barrier mismatch", place,
+         "barrier %u is to wait for %u threads: not whole warps "
+         "of this block",
+         id, threads);
+  }
+  Barrier& barrier = barriers_[id];
+  if (barrier.used && barrier.threads != threads) {
+    fail(thread, "barrier mismatch", place,
+         "barrier %u is to wait for %u threads here and for %u "
+         "@%08x (0: for all)",
+         id, threads, barrier.threads, barrier.place);
+  }
+  if (!barrier.used) barrier.clock = clocks_.make(0);
+  barrier.used = true;
+  barrier.threads = threads;
+  barrier.place = place;
+  barrier.arrived += 32;
+  release(barrier.clock, warp, lanes);
+  if (sleep) {
+    barrier.lanes[warp.index] |= lanes;
+    warp.barrier |= lanes;
+    warp.ready &= ~lanes;
+    if (!warp.ready) ready_ &= ~(1u << warp.index);
+  }
+  if (filled(barrier)) open(barrier);
+}
+
+inline bool Worker::filled(const Barrier& barrier) const {
+  if (!barrier.used) return false;
+  if (barrier.threads) return barrier.arrived >= barrier.threads;
+  u32 alive = 0;
+  for (const Warp& warp : warps_) alive += warp.alive ? 32 : 0;
+  return barrier.arrived >= alive;
+}
+
+inline void Worker::open(Barrier& barrier) {
+  clocks_.seal(barrier.clock);
+  for (Warp& warp : warps_) {
+    const u32 lanes = barrier.lanes[warp.index];
+    acquire(barrier.clock, warp, lanes);
+    warp.barrier &= ~lanes;
+    if (lanes) wake(warp, lanes);
+  }
+  clocks_.drop(barrier.clock);
+  barrier = Barrier{};
+}
+
+// ---- Threads and blocks
+
+inline void Worker::park() {
+  Context& mine = current_->context;
+  switch_fiber(&mine, scheduler_);
+}
+
+inline void Worker::enter() {
+  Worker& worker = here();
+  fasim_kernel(worker.launch_->request.arguments);
+  worker.leave();
+}
+
+inline void Worker::leave() {
+  Thread& thread = *current_;
+  Warp& warp = warp_of(thread);
+  if (!thread.copies.empty()) {
+    fail(&thread, "copy in flight", 0,
+         "it exits before its cp.async copies have landed: %zu are "
+         "in flight",
+         thread.copies.size());
+  }
+  warp.alive &= ~thread.bit();
+  warp.ready &= ~thread.bit();
+  settle(warp);
+  if (!warp.alive) {
+    warp.instructions.count(counts.operations);
+    for (Barrier& barrier : barriers_) {
+      if (filled(barrier)) open(barrier);
+    }
+  }
+  park();
+}
+
+inline void Worker::resume(Thread& thread) {
+  current_ = &thread;
+  switch_fiber(&scheduler_, thread.context);
+}
+
+// Runs warps in an order drawn from the seed, each until its lanes wait or it is left for another.
+inline void Worker::schedule() {
+  while (ready_ && !fault.rule[0] && !*launch_->request.stop) {
+    u32 choice = ready_;
+    for (u32 skip = random_.below(u32(std::popcount(ready_))); skip; --skip) choice &= choice - 1;
+    Warp& warp = warps_[u32(std::countr_zero(choice))];
+    do {
+      const u32 lanes = warp.ready, first = random_.below(32);
+      for (u32 i = 0; i < 32 && !fault.rule[0]; ++i) {
+        const u32 lane = (first + i) % 32;
+        if (lanes & warp.ready & 1u << lane) resume(threads_[32 * warp.index + lane]);
+      }
+    } while (warp.ready && !fault.rule[0] && random_.below(16));
+    if (!warp.ready) ready_ &= ~(1u << warp.index);
+  }
+}
+
+inline void Worker::deadlock() {
+  char text[3000];
+  std::size_t length = 0;
+  const auto say = [&](const char* format, auto... values) {
+    const std::size_t room = sizeof text - length;
+    length +=
+        std::min<std::size_t>(std::snprintf(text + length, room, format, values...), room - 1);
+  };
+  const Thread* first = nullptr;
+  u32 place = 0;
+  for (u32 id = 0; id < kBarriers; ++id) {
+    const Barrier& barrier = barriers_[id];
+    if (!barrier.used) continue;
+    say("barrier %u @%08x has %u of %u threads", id, barrier.place, barrier.arrived,
+        barrier.threads ? barrier.threads : launch_->threads());
+    for (const Warp& warp : warps_) {
+      if (barrier.lanes[warp.index]) say(", warp %u", warp.index);
+    }
+    say("; ");
+    place = barrier.place;
+  }
+  for (const Warp& warp : warps_) {
+    for (const Group& group : warp.groups) {
+      say("lanes %08x of warp %u wait for lanes %08x @%08x; ", group.arrived, warp.index,
+          wanted(warp, group) & ~group.arrived, group.call.place);
+    }
+    if (warp.alive && !first) first = &threads_[32 * warp.index];
+    if (!warp.alive) say("warp %u has exited; ", warp.index);
+  }
+  if (length >= 2) text[length - 2] = 0;
+  std::snprintf(fault.rule, sizeof fault.rule, "deadlock");
+  std::snprintf(fault.text, sizeof fault.text, "nobody can go on: %s", text);
+  fault.place = place;
+  fault.block = std::int32_t(block_);
+  fault.thread = first ? std::int32_t(first->index) : -1;
+}
+
+inline void Worker::report(const Thread* thread, const char* rule, u32 place, const char* format,
+                           va_list list) {
+  std::snprintf(fault.rule, sizeof fault.rule, "%s", rule);
+  std::vsnprintf(fault.text, sizeof fault.text, format, list);
+  fault.place = place;
+  fault.block = std::int32_t(block_);
+  fault.thread = thread ? std::int32_t(thread->index) : -1;
+}
+
+// The faulty thread stops here; its stack is simply used again.
+inline void Worker::fail(const Thread* thread, const char* rule, u32 place, const char* format,
+                         ...) {
+  va_list list;
+  va_start(list, format);
+  report(thread, rule, place, format, list);
+  va_end(list);
+  for (;;) park();
+}
+
+inline Index Worker::block_index() const {
+  const u32 x = launch_->request.grid[0], y = launch_->request.grid[1];
+  return {u32(block_ % x), u32(block_ / x % y), u32(block_ / x / y)};
+}
+
+inline void Worker::begin_block() {
+  const Request& request = launch_->request;
+  random_.seed(request.seed, block_);
+  shared_shadow_.begin(epoch_, false);
+  std::memset(smem_raw, 0xff, request.smem_bytes);
+  touches_ = 0;
+  for (Barrier& barrier : barriers_) {
+    if (barrier.used) clocks_.drop(barrier.clock);
+    barrier = Barrier{};
+  }
+  begin_threads();
+  begin_warps();
+  if (request.trace) tracer.begin_block();
+}
+
+inline void Worker::begin_threads() {
+  const u32 x = launch_->request.block[0], y = launch_->request.block[1];
+  Clock* clock = clocks_.make(epoch_ - 1);
+  for (u32 t = 0; t < launch_->threads(); ++t) {
+    Thread& thread = threads_[t];
+    thread.index = t;
+    thread.position = {t % x, t / x % y, t / x / y};
+    thread.context = stacks_.start(int(t), &Worker::enter);
+    thread.group = epoch_;
+    thread.copies_done = epoch_ - 1;
+    thread.copies.clear();
+    clocks_.assign(thread.clock, clock);
+  }
+  clocks_.drop(clock);
+}
+
+inline void Worker::begin_warps() {
+  ready_ = 0;
+  for (u32 w = 0; w < launch_->warps(); ++w) {
+    Warp& warp = warps_[w];
+    const u32 lanes = std::min(32u, launch_->threads() - 32 * w);
+    warp.index = w;
+    warp.alive = warp.ready = lanes == 32 ? ~0u : (1u << lanes) - 1;
+    warp.barrier = 0;
+    warp.epoch = epoch_;
+    warp.groups.clear();
+    ready_ |= 1u << w;
+  }
+}
+
+// Whatever this block filed under an epoch is over for the next one.
+inline void Worker::end_block() {
+  for (const Warp& warp : warps_) epoch_ = std::max(epoch_, warp.epoch + 1);
+  for (const Thread& thread : threads_) epoch_ = std::max(epoch_, thread.group + 1);
+  ++counts.blocks;
+  counts.threads += launch_->threads();
+}
+
+inline void Worker::run_block() {
+  begin_block();
+  schedule();
+  u32 alive = 0;
+  for (const Warp& warp : warps_) alive |= warp.alive;
+  if (alive && !fault.rule[0] && !*launch_->request.stop) deadlock();
+  end_block();
+}
+
+// For a launch that may be of another size than the last.
+inline void Worker::prepare(Launch& launch, std::size_t shared_bytes) {
+  launch_ = &launch;
+  counts = {};
+  fault = {};
+  tracer.spans.clear();
+  recent_ = nullptr;
+  const bool worn = epoch_ > 1u << 30;  // epochs begin anew before they could run out
+  if (threads_.size() == launch.threads() && shared_bytes_ == shared_bytes && !worn) return;
+  for (Thread& thread : threads_) clocks_.drop(thread.clock);
+  threads_.clear();
+  threads_.resize(launch.threads());
+  clocks_.resize(launch.threads());
+  warps_.clear();
+  warps_.resize(launch.warps());
+  shared_shadow_.resize(shared_bytes, launch.warps());
+  shared_bytes_ = shared_bytes;
+  epoch_ = 1;
+}
+
+// All blocks that are left, one by one. `shared` is this system thread's instance of the kernel's
+// shared memory.
+inline void Worker::run(u8* shared) {
+  shared_base_ = shared;
+  dynamic_ = smem_raw - shared;
+  for (;;) {
+    block_ = launch_->next_block++;
+    if (block_ >= launch_->blocks() || launch_->stopped()) return;
+    run_block();
+    if (fault.rule[0]) launch_->failed = true;
+  }
+}
+
+}  // namespace emulator

@@ -1,0 +1,190 @@
+"""What a runner must know of arrays to pass them to a kernel: layouts, checks, and arguments.
+
+Strides are kept where the kernel can follow them: none negative, the last dimension contiguous,
+every row aligned to the copies that the kernel was built with.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fasim import reference
+from fasim.errors import UsageError
+from fasim.plan import SIZES, Launch, Scalar, contiguous_strides
+from fasim.render import Kernel
+
+Array = NDArray[Any]
+
+DTYPES: dict[str, np.dtype[Any]] = {n: np.dtype(dtype) for n, dtype in reference.DTYPES.items()}
+POISON = 0xFF  # as fp32, fp16 or bf16 these bytes are a NaN that no arithmetic produces
+FORMATS = {"ptr": "P", "i32": "i", "i64": "q", "f32": "f", "i64x3": "qqq"}
+
+
+@dataclass(frozen=True)
+class View:
+    """Shape, strides (bytes), first address and type of an array, on host or device."""
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    address: int
+    typestr: str
+
+    @classmethod
+    def of(cls, interface: Mapping[str, Any]) -> View:
+        """From an ``__array_interface__`` or a ``__cuda_array_interface__``."""
+        shape, typestr = tuple(interface["shape"]), str(interface["typestr"])
+        item = np.dtype(typestr).itemsize
+        steps = interface.get("strides") or tuple(n * item for n in contiguous_strides(shape))
+        return cls(shape, tuple(steps), interface["data"][0], typestr)
+
+    @property
+    def itemsize(self) -> int:
+        return np.dtype(self.typestr).itemsize
+
+    def span_bytes(self) -> int:
+        """Bytes from the first element to the end of the last, for strides that do not go back."""
+        if 0 in self.shape:
+            return 0
+        last = sum((n - 1) * step for n, step in zip(self.shape, self.strides, strict=True))
+        return last + self.itemsize
+
+    def steps(self) -> tuple[int, ...]:
+        """Strides in elements; those of dimensions with one element do not matter and become 0."""
+        extents = zip(self.shape, self.strides, strict=True)
+        return tuple(step // self.itemsize if n > 1 else 0 for n, step in extents)
+
+
+# ---- Layouts ------------------------------------------------------------------------------------
+
+
+def why_copy(view: View, align: int) -> str:
+    """Why a kernel that copies ``align`` bytes at a time cannot follow a layout; "" if it can."""
+    if 0 in view.shape:
+        return ""
+    used = [step for n, step in zip(view.shape, view.strides, strict=True) if n > 1]
+    if any(step < 0 for step in used):
+        return "it has negative strides"
+    if view.shape[-1] > 1 and view.strides[-1] != view.itemsize:
+        return "its last dimension is not contiguous"
+    outer = [step for n, step in zip(view.shape[:-1], view.strides, strict=False) if n > 1]
+    if view.address % align or any(step % align for step in outer):
+        return f"its rows are not aligned to {align} bytes"
+    return ""
+
+
+def followable(array: Array, align: int) -> Array:
+    """The array itself if a kernel can follow its strides at an aligned address, else a contiguous
+    copy."""
+    placed = replace(View.of(array.__array_interface__), address=0)
+    return np.ascontiguousarray(array) if why_copy(placed, align) else array
+
+
+def bytes_of(array: Array) -> Array:
+    """The host memory a followable array spans, its gaps included, as uint8 without a copy."""
+    plain = array.view(np.dtype(f"V{array.itemsize}"))
+    count = View.of(array.__array_interface__).span_bytes() // array.itemsize
+    flat = np.lib.stride_tricks.as_strided(plain, (count,), (array.itemsize,))
+    return flat.view(np.uint8)
+
+
+# ---- Checks -------------------------------------------------------------------------------------
+
+
+def input_shapes(kernel: Kernel, launch: Launch) -> dict[str, tuple[int, ...]]:
+    """Shapes (batch, heads, seq, head_dim) of the q, k and v that a launch reads."""
+    spec = kernel.plan.kernel
+    heads, kv_heads, seq, seq_kv = (_size(launch, name) for name in SIZES)
+    batch = launch.outputs["o"][0][0]
+    return {
+        "q": (batch, heads, seq, spec.head_dim),
+        "k": (batch, kv_heads, seq_kv, spec.head_dim),
+        "v": (batch, kv_heads, seq_kv, spec.head_dim_v),
+    }
+
+
+def _size(launch: Launch, name: str) -> int:
+    value = launch.scalars[name]
+    assert isinstance(value, int)
+    return value
+
+
+def check_present(kernel: Kernel, shapes: Mapping[str, Any], arrays: Mapping[str, Any]) -> None:
+    """Raises UsageError if an array that has a shape to have is not there."""
+    missing = sorted(set(shapes) - set(arrays))
+    if missing:
+        raise UsageError(f"{kernel.stem} needs an array {missing[0]}")
+
+
+def check_array(kernel: Kernel, name: str, view: View, shape: tuple[int, ...]) -> None:
+    """Raises UsageError for an array of another type than the kernel's, or another shape."""
+    dtype = kernel.plan.kernel.dtype
+    if view.typestr != DTYPES[dtype].str:
+        raise UsageError(
+            f"{name} has type {_type_name(view.typestr)}, this kernel takes {dtype}",
+            hint=f"convert it to {dtype} first; nothing is converted silently",
+        )
+    if view.shape != shape:
+        raise UsageError(
+            f"{name} has shape {view.shape}, this launch needs {shape}",
+            hint="shapes are (batch, heads, seq, head_dim)",
+        )
+
+
+def _type_name(typestr: str) -> str:
+    names = {dtype.str: name for name, dtype in DTYPES.items()}
+    return names.get(typestr) or np.dtype(typestr).name
+
+
+def host_array(name: str, array: Any) -> Array:
+    """Anything that ``numpy.asarray`` takes, as an array. Raises UsageError for the rest."""
+    try:
+        return np.asarray(array)
+    except (TypeError, ValueError, RuntimeError) as error:
+        hint = "pass a NumPy array (bf16 as ml_dtypes.bfloat16) or a device array"
+        raise UsageError(f"{name} is not an array", why=str(error), hint=hint) from error
+
+
+# ---- Arguments ----------------------------------------------------------------------------------
+
+
+def actual_scalars(launch: Launch, steps: Mapping[str, tuple[int, ...]]) -> dict[str, Scalar]:
+    """The launch's scalars with the strides (in elements) of the inputs that are really passed;
+    outputs are contiguous."""
+    outputs = {name: contiguous_strides(shape) for name, (shape, _) in launch.outputs.items()}
+    actual = {f"{name}_strides": strides[:3] for name, strides in {**steps, **outputs}.items()}
+    return {**launch.scalars, **{k: v for k, v in actual.items() if k in launch.scalars}}
+
+
+def pack_arguments(
+    arguments: tuple[tuple[str, str], ...],
+    pointers: Mapping[str, int],
+    scalars: Mapping[str, Scalar],
+) -> tuple[list[str], list[int | float]]:
+    """struct formats and values of a kernel's arguments, in the order of ``arguments``.
+
+    Natural alignment is the ABI's for these types. Raises UsageError for a null pointer, a missing
+    value and a value outside its type.
+    """
+    formats, values = [FORMATS[kind] for _, kind in arguments], []
+    for (name, _), form in zip(arguments, formats, strict=True):
+        value = pointers.get(name) if form == "P" else scalars.get(name)
+        parts = value if isinstance(value, tuple) else (value,)
+        values += [_checked(name, form, part) for part in parts]
+    return formats, values
+
+
+def _checked(name: str, form: str, value: int | float | None) -> int | float:
+    if value is None or (form == "P" and value == 0):
+        raise UsageError(f"kernel argument {name} has no value")
+    value = float(value) if form == "f" else int(value)
+    try:
+        struct.pack("<Q" if form == "P" else f"<{form[0]}", value)
+    except (struct.error, OverflowError) as error:
+        raise UsageError(f"kernel argument {name} cannot be {value}", why=str(error)) from error
+    return value

@@ -1,0 +1,3 @@
+using u16 = unsigned short;
+using u32 = unsigned int;
+using i64 = long long;
