@@ -65,12 +65,8 @@ def compiled(entry):
 
 def measured(built, problem, rounds):
     """One row a tile: measured and predicted seconds, interleaved in one run."""
-    rng = np.random.default_rng(0)
     launch = built[0][0].plan.launch_for(problem)
-    shapes = runner.input_shapes(built[0][1], launch)
-    from fasim.reference import DTYPES
-
-    arrays = {n: rng.standard_normal(s).astype(DTYPES[problem.dtype]) for n, s in shapes.items()}
+    arrays = bench.random_inputs(launch)
     candidates = [
         bench.Candidate(
             kernel.stem,

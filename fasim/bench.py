@@ -25,7 +25,6 @@ from fasim.problem import Problem
 from fasim.reference import DTYPES
 from fasim.render import Kernel, template_root
 from fasim.runners import gpu
-from fasim.runners.arrays import input_shapes
 
 SCHEMA = "fasim.bench/1"
 WARM_UP, LAUNCHES, ROUNDS = 3, 20, 7
@@ -183,7 +182,7 @@ def measure(kernel: Kernel, problem: Problem | None = None) -> Measurement:
             hint="run on a machine with an NVIDIA GPU and PyCUDA (`pip install 'fasim[gpu]'`);"
             " `fasim plan` predicts the time anywhere",
         )
-    call = gpu.launch_on_device(kernel, _inputs(kernel, launch), launch)
+    call = gpu.launch_on_device(kernel, random_inputs(launch), launch)
     candidate = Candidate(kernel.stem, call, predicted_s(kernel, problem))
     (timing,) = interleave([candidate])
     return Measurement(kernel.stem, problem, device(), timing, sources_sha(kernel))
@@ -200,12 +199,13 @@ def predicted_s(kernel: Kernel, problem: Problem) -> float | None:
     return None
 
 
-def _inputs(kernel: Kernel, launch: Launch) -> dict[str, Any]:
-    """Unit-normal q, k and v."""
+def random_inputs(launch: Launch) -> dict[str, Any]:
+    """Unit-normal arrays."""
     draw = np.random.default_rng(0)
-    dtype = DTYPES[kernel.plan.kernel.dtype]
-    shapes = input_shapes(kernel, launch)
-    return {name: draw.standard_normal(s, np.float32).astype(dtype) for name, s in shapes.items()}
+    return {
+        name: draw.standard_normal(shape, np.float32).astype(DTYPES[dtype])
+        for name, (shape, dtype) in launch.inputs.items()
+    }
 
 
 # ---- Where it was measured ----------------------------------------------------------------------

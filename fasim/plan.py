@@ -20,15 +20,15 @@ from fasim.problem import DTYPE_BYTES, Problem
 SCHEMA = "fasim.plan/1"
 WARP = 32
 
-POINTERS = {
-    "v1": ("q", "k", "v", "o", "lse", "o_acc", "m", "l"),
-    "v2": ("q", "k", "v", "o", "lse"),
+POINTERS = {  # by algorithm and pass; every kernel of a file takes the same parameters
+    ("v1", "fwd"): ("q", "k", "v", "o", "lse", "o_acc", "m", "l"),
+    ("v2", "fwd"): ("q", "k", "v", "o", "lse"),
 }
 SIZES = ("heads", "kv_heads", "seq_q", "seq_kv")
 STRIDED = ("q", "k", "v", "o")
 # What the templates make: a plan that asks for anything else is refused where it is read.
 MADE: dict[str, tuple[str | bool, ...]] = {
-    "algo": tuple(POINTERS),
+    "algo": ("v1", "v2"),
     "pass_": ("fwd",),
     "dtype": ("fp32", "fp16", "bf16"),
     "out_dtype": ("fp32", "fp16", "bf16"),
@@ -119,23 +119,35 @@ class KernelSpec:
     def arguments(self) -> tuple[tuple[str, str], ...]:
         """(name, type) in the order of the parameter list: pointers, sizes, strides, scale.
         Types: ptr, i32, f32, and i64x3, a struct of three int64 (batch, head, seq)."""
-        pointers = [(name, "ptr") for name in POINTERS[self.algo]]
+        pointers = [(name, "ptr") for name in POINTERS[self.algo, self.pass_]]
         sizes = [(name, "i32") for name in SIZES]
         strides = [(f"{name}_strides", "i64x3") for name in STRIDED]
         return (*pointers, *sizes, *strides, ("scale_log2", "f32"))
 
 
 @dataclass(frozen=True, kw_only=True)
-class Launch:
-    """One launch: a 1-D grid, the block, dynamic shared memory, the value of every non-pointer
-    argument, and the shapes of what the kernel writes (outputs) or needs (workspaces)."""
+class Stage:
+    """One kernel of a file, launched: its symbol, a 1-D grid, the block, dynamic shared memory."""
 
+    entry: str
     grid: int
     block: int
-    smem_bytes: int
+    smem_bytes: int = 0
+
+
+Arrays = Mapping[str, tuple[tuple[int, ...], str]]  # name -> (shape, dtype)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Launch:
+    """One run of a file: its kernels in their order, the value of every non-pointer argument, and
+    the shapes of what they read (inputs), write (outputs) or need (workspaces)."""
+
+    stages: tuple[Stage, ...]
     scalars: Mapping[str, Scalar]
-    outputs: Mapping[str, tuple[tuple[int, ...], str]]  # name -> (shape, dtype)
-    workspaces: Mapping[str, tuple[tuple[int, ...], str]] = field(default_factory=dict)
+    inputs: Arrays
+    outputs: Arrays
+    workspaces: Arrays = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,11 +176,16 @@ class Plan:
         problem = problem or self.problem
         self._check_serves(problem)
         tile = self.kernel.tile
-        return Launch(
+        main = Stage(
+            entry=self.kernel.stem,
             grid=self._grid(problem),
             block=tile.threads,
             smem_bytes=self.smem_bytes,
+        )
+        return Launch(
+            stages=(main,),
             scalars=self._scalars(problem, strides or {}),
+            inputs=self._inputs(problem),
             outputs=self._outputs(problem),
             workspaces=self._workspaces(problem),
         )
@@ -205,11 +222,15 @@ class Plan:
         """Softmax scale times log2(e): exp(scale * s) is one exp2 of one product."""
         return {"scale_log2": problem.scale * math.log2(math.e)}
 
-    def _outputs(self, problem: Problem) -> dict[str, tuple[tuple[int, ...], str]]:
+    def _inputs(self, problem: Problem) -> Arrays:
+        shapes = tensor_shapes(problem)
+        return {name: (shapes[name], self.kernel.dtype) for name in ("q", "k", "v")}
+
+    def _outputs(self, problem: Problem) -> Arrays:
         shape = tensor_shapes(problem)["o"]
         return {"o": (shape, self.kernel.out_dtype), "lse": (shape[:3], "fp32")}
 
-    def _workspaces(self, problem: Problem) -> dict[str, tuple[tuple[int, ...], str]]:
+    def _workspaces(self, problem: Problem) -> Arrays:
         """V1 keeps O, m and l in HBM between its steps over K and V."""
         if self.kernel.algo != "v1":
             return {}

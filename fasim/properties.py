@@ -891,8 +891,8 @@ def _settings(examples: int) -> hypothesis.settings:
 
 
 def traced(kernel: Kernel, runner: Tracing, replay: str | None = None) -> dict[str, Any]:
-    """The trace (fasim.emulator.trace) of one launch: of a replay line's input, else of one head with
-    two tiles of queries and two of keys. Raises UsageError for a line it cannot read."""
+    """The trace (fasim.emulator.trace) of one launch: of a replay line's input, else of one head
+    with two tiles of queries and two of keys. Raises UsageError for a line it cannot read."""
     tile = kernel.plan.kernel.tile
     small = Case(seq=2 * tile.block_q, seq_kv=2 * tile.block_kv)
     case = parse_replay(replay)[1] if replay else small

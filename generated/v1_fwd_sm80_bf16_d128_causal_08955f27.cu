@@ -3,8 +3,7 @@
 // regenerate  fasim gen v1_fwd_sm80_bf16_d128_causal_08955f27.cu
 // compile     nvcc -std=c++17 -arch=sm_80 -cubin v1_fwd_sm80_bf16_d128_causal_08955f27.cu
 // run alone   nvcc -std=c++17 -arch=sm_80 -DFASIM_MAIN v1_fwd_sm80_bf16_d128_causal_08955f27.cu && ./a.out
-//
-// Launch as planned: grid 32, block 256, 163840 bytes of dynamic shared memory.
+// launch      v1_fwd_sm80_bf16_d128_causal_08955f27<<<32, 256, 163840>>>, as planned
 //
 // arguments
 //   ptr    q           device memory

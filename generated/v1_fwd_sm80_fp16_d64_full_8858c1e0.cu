@@ -3,8 +3,7 @@
 // regenerate  fasim gen v1_fwd_sm80_fp16_d64_full_8858c1e0.cu
 // compile     nvcc -std=c++17 -arch=sm_80 -cubin v1_fwd_sm80_fp16_d64_full_8858c1e0.cu
 // run alone   nvcc -std=c++17 -arch=sm_80 -DFASIM_MAIN v1_fwd_sm80_fp16_d64_full_8858c1e0.cu && ./a.out
-//
-// Launch as planned: grid 1024, block 256, 163840 bytes of dynamic shared memory.
+// launch      v1_fwd_sm80_fp16_d64_full_8858c1e0<<<1024, 256, 163840>>>, as planned
 //
 // arguments
 //   ptr    q           device memory

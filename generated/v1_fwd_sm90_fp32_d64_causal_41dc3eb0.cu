@@ -3,8 +3,7 @@
 // regenerate  fasim gen v1_fwd_sm90_fp32_d64_causal_41dc3eb0.cu
 // compile     nvcc -std=c++17 -arch=sm_90 -cubin v1_fwd_sm90_fp32_d64_causal_41dc3eb0.cu
 // run alone   nvcc -std=c++17 -arch=sm_90 -DFASIM_MAIN v1_fwd_sm90_fp32_d64_causal_41dc3eb0.cu && ./a.out
-//
-// Launch as planned: grid 1024, block 128, 98304 bytes of dynamic shared memory.
+// launch      v1_fwd_sm90_fp32_d64_causal_41dc3eb0<<<1024, 128, 98304>>>, as planned
 //
 // arguments
 //   ptr    q           device memory

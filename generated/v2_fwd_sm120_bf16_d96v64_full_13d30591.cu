@@ -3,8 +3,7 @@
 // regenerate  fasim gen v2_fwd_sm120_bf16_d96v64_full_13d30591.cu
 // compile     nvcc -std=c++17 -arch=sm_120 -cubin v2_fwd_sm120_bf16_d96v64_full_13d30591.cu
 // run alone   nvcc -std=c++17 -arch=sm_120 -DFASIM_MAIN v2_fwd_sm120_bf16_d96v64_full_13d30591.cu && ./a.out
-//
-// Launch as planned: grid 2048, block 128, 49152 bytes of dynamic shared memory.
+// launch      v2_fwd_sm120_bf16_d96v64_full_13d30591<<<2048, 128, 49152>>>, as planned
 //
 // arguments
 //   ptr    q           device memory

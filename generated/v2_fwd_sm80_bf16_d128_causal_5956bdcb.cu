@@ -3,8 +3,7 @@
 // regenerate  fasim gen v2_fwd_sm80_bf16_d128_causal_5956bdcb.cu
 // compile     nvcc -std=c++17 -arch=sm_80 -cubin v2_fwd_sm80_bf16_d128_causal_5956bdcb.cu
 // run alone   nvcc -std=c++17 -arch=sm_80 -DFASIM_MAIN v2_fwd_sm80_bf16_d128_causal_5956bdcb.cu && ./a.out
-//
-// Launch as planned: grid 2048, block 128, 65536 bytes of dynamic shared memory.
+// launch      v2_fwd_sm80_bf16_d128_causal_5956bdcb<<<2048, 128, 65536>>>, as planned
 //
 // arguments
 //   ptr    q           device memory

@@ -3,8 +3,7 @@
 // regenerate  fasim gen v2_fwd_sm80_fp16_d64_full_a9d09167.cu
 // compile     nvcc -std=c++17 -arch=sm_80 -cubin v2_fwd_sm80_fp16_d64_full_a9d09167.cu
 // run alone   nvcc -std=c++17 -arch=sm_80 -DFASIM_MAIN v2_fwd_sm80_fp16_d64_full_a9d09167.cu && ./a.out
-//
-// Launch as planned: grid 8192, block 128, 49152 bytes of dynamic shared memory.
+// launch      v2_fwd_sm80_fp16_d64_full_a9d09167<<<8192, 128, 49152>>>, as planned
 //
 // arguments
 //   ptr    q           device memory

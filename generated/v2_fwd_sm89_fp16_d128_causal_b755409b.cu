@@ -3,8 +3,7 @@
 // regenerate  fasim gen v2_fwd_sm89_fp16_d128_causal_b755409b.cu
 // compile     nvcc -std=c++17 -arch=sm_89 -cubin v2_fwd_sm89_fp16_d128_causal_b755409b.cu
 // run alone   nvcc -std=c++17 -arch=sm_89 -DFASIM_MAIN v2_fwd_sm89_fp16_d128_causal_b755409b.cu && ./a.out
-//
-// Launch as planned: grid 2048, block 128, 49152 bytes of dynamic shared memory.
+// launch      v2_fwd_sm89_fp16_d128_causal_b755409b<<<2048, 128, 49152>>>, as planned
 //
 // arguments
 //   ptr    q           device memory

@@ -3,8 +3,7 @@
 // regenerate  fasim gen v2_fwd_sm90_bf16_d128_causal_4c013b9b.cu
 // compile     nvcc -std=c++17 -arch=sm_90 -cubin v2_fwd_sm90_bf16_d128_causal_4c013b9b.cu
 // run alone   nvcc -std=c++17 -arch=sm_90 -DFASIM_MAIN v2_fwd_sm90_bf16_d128_causal_4c013b9b.cu && ./a.out
-//
-// Launch as planned: grid 2048, block 128, 65536 bytes of dynamic shared memory.
+// launch      v2_fwd_sm90_bf16_d128_causal_4c013b9b<<<2048, 128, 65536>>>, as planned
 //
 // arguments
 //   ptr    q           device memory

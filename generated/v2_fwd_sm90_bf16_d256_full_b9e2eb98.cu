@@ -3,8 +3,7 @@
 // regenerate  fasim gen v2_fwd_sm90_bf16_d256_full_b9e2eb98.cu
 // compile     nvcc -std=c++17 -arch=sm_90 -cubin v2_fwd_sm90_bf16_d256_full_b9e2eb98.cu
 // run alone   nvcc -std=c++17 -arch=sm_90 -DFASIM_MAIN v2_fwd_sm90_bf16_d256_full_b9e2eb98.cu && ./a.out
-//
-// Launch as planned: grid 512, block 128, 114688 bytes of dynamic shared memory.
+// launch      v2_fwd_sm90_bf16_d256_full_b9e2eb98<<<512, 128, 114688>>>, as planned
 //
 // arguments
 //   ptr    q           device memory

@@ -3,8 +3,7 @@
 // regenerate  fasim gen v2_fwd_sm90_bf16_d33_full_18015d47.cu
 // compile     nvcc -std=c++17 -arch=sm_90 -cubin v2_fwd_sm90_bf16_d33_full_18015d47.cu
 // run alone   nvcc -std=c++17 -arch=sm_90 -DFASIM_MAIN v2_fwd_sm90_bf16_d33_full_18015d47.cu && ./a.out
-//
-// Launch as planned: grid 128, block 128, 55296 bytes of dynamic shared memory.
+// launch      v2_fwd_sm90_bf16_d33_full_18015d47<<<128, 128, 55296>>>, as planned
 //
 // arguments
 //   ptr    q           device memory

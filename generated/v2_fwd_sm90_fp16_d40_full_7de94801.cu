@@ -3,8 +3,7 @@
 // regenerate  fasim gen v2_fwd_sm90_fp16_d40_full_7de94801.cu
 // compile     nvcc -std=c++17 -arch=sm_90 -cubin v2_fwd_sm90_fp16_d40_full_7de94801.cu
 // run alone   nvcc -std=c++17 -arch=sm_90 -DFASIM_MAIN v2_fwd_sm90_fp16_d40_full_7de94801.cu && ./a.out
-//
-// Launch as planned: grid 512, block 128, 61440 bytes of dynamic shared memory.
+// launch      v2_fwd_sm90_fp16_d40_full_7de94801<<<512, 128, 61440>>>, as planned
 //
 // arguments
 //   ptr    q           device memory

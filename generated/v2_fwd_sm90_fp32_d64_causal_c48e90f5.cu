@@ -3,8 +3,7 @@
 // regenerate  fasim gen v2_fwd_sm90_fp32_d64_causal_c48e90f5.cu
 // compile     nvcc -std=c++17 -arch=sm_90 -cubin v2_fwd_sm90_fp32_d64_causal_c48e90f5.cu
 // run alone   nvcc -std=c++17 -arch=sm_90 -DFASIM_MAIN v2_fwd_sm90_fp32_d64_causal_c48e90f5.cu && ./a.out
-//
-// Launch as planned: grid 512, block 128, 65536 bytes of dynamic shared memory.
+// launch      v2_fwd_sm90_fp32_d64_causal_c48e90f5<<<512, 128, 65536>>>, as planned
 //
 // arguments
 //   ptr    q           device memory

@@ -16,11 +16,12 @@ struct ArrayView {
   std::int64_t row_bytes;
   std::int64_t count[kOuter];
   std::int64_t step[kOuter];
+  std::uint8_t* known;  // of a writable array: which bytes are initialised, updated by the launch
   std::int32_t writable;
-  std::int32_t initialised;
 };
 
 struct Request {
+  void (*kernel)(void** arguments);
   void** arguments;  // one pointer for each parameter, as cuLaunchKernel takes them
   const ArrayView* arrays;
   std::int32_t array_count;

@@ -77,7 +77,7 @@ struct Array : ArrayView {
   explicit Array(const ArrayView& view, int number, u32 warps) : ArrayView(view), index(number) {
     if (!writable) return;
     shadow.resize(bytes, warps);
-    shadow.begin(1, initialised);
+    shadow.begin(1, known);
     owners.resize(bytes);
   }
 

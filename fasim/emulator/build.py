@@ -127,7 +127,7 @@ def _build(cxx: Cxx, text: Text, entry: Entry, folder: Path) -> Facts:
     runtime = _runtime_entry(cxx)
     runtime.get(lambda place: _build_runtime(cxx, runtime, place))
     (folder / "kernel.cu").write_bytes(text.source.encode())
-    (folder / "unit.cpp").write_text(f'#include "kernel.cu"\nFASIM_KERNEL({text.stem})\n')
+    (folder / "unit.cpp").write_text(_unit(text))
     words = ("-include", str(SOURCES / "cuda_words.h"), f"-I{SOURCES}")
     command = [*cxx.command, *_kernel_flags(cxx), *words, "-c", "unit.cpp", "-o", "unit.o"]
     objects = ["unit.o", str(runtime.path / "runtime.o")]
@@ -136,6 +136,15 @@ def _build(cxx: Cxx, text: Text, entry: Entry, folder: Path) -> Facts:
         if status:
             raise _refusal(cxx, text, status, output, entry.keep_failed(folder))
     return {"compiler": cxx.banner, "command": command}
+
+
+def _unit(text: Text) -> str:
+    """What is compiled: the file, and an entry for each of its kernels."""
+    entries = dict.fromkeys((text.stem, *_KERNEL.findall(text.source)))
+    return "".join(['#include "kernel.cu"\n', *(f"FASIM_KERNEL({entry})\n" for entry in entries)])
+
+
+_KERNEL = re.compile(r'^extern "C" __global__ [^{]*?\b(\w+)\([^()]*\) \{', re.MULTILINE)
 
 
 def _build_runtime(cxx: Cxx, entry: Entry, folder: Path) -> Facts:

@@ -162,7 +162,7 @@ __attribute__((no_sanitize("thread"))) void fasim_call(void (*kernel)(P...), voi
   fasim_call(kernel, arguments, std::index_sequence_for<P...>());
 }
 
-#define FASIM_KERNEL(name)                                                                \
-  extern "C" __attribute__((no_sanitize("thread"))) void fasim_kernel(void** arguments) { \
-    fasim_call(&name, arguments);                                                         \
+#define FASIM_KERNEL(name)                                                                       \
+  extern "C" __attribute__((no_sanitize("thread"))) void fasim_kernel_##name(void** arguments) { \
+    fasim_call(&name, arguments);                                                                \
   }

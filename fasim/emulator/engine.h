@@ -18,8 +18,6 @@
 #include "shadow.h"
 #include "trace.h"
 
-extern "C" void fasim_kernel(void** arguments);  // the kernel, bound by FASIM_KERNEL
-
 namespace emulator {
 
 constexpr u32 kLine = 0x80000000;  // the place is a line of the kernel, not an offset in the code

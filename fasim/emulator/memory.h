@@ -199,7 +199,7 @@ inline void Worker::update(const void* pointer, u32 size, u32 place) {
   atomic.bytes += size;
   if (in_shared(address)) return update_shared(thread, address - shared_base_, size, place);
   Array& array = global(thread, address, size, place);
-  if (!array.initialised && !array.shadow.written(address - array.base, size)) {
+  if (!array.writable || !array.shadow.written(address - array.base, size)) {
     fail(&thread, "uninitialised read", place, "an atomic adds to [[%s+%zu]], which nobody wrote",
          array.name, std::size_t(address - array.base));
   }

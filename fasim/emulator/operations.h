@@ -202,11 +202,14 @@ inline float cut(double x) {
   return y == 0.f ? 0.f : y;
 }
 
-// Cut toward zero; what is no number counts as none here.
-inline int units(double x) { return std::fabs(x) < 1 << 30 ? int(x) : 0; }
+// Cut toward zero. What is no number counts as none; where all are numbers nothing need be asked.
+template <bool kNumbers>
+int units(double x) {
+  return kNumbers || std::fabs(x) < 1 << 30 ? int(x) : 0;
+}
 
 // One row of D = A B + C.
-template <u32 kDepth>
+template <u32 kDepth, bool kNumbers>
 void multiply_row(const float* a, const float (&b)[kDepth][8], const int (&eb)[kDepth][8],
                   int lowest, float* c) {
   int top[8];
@@ -218,10 +221,10 @@ void multiply_row(const float* a, const float (&b)[kDepth][8], const int (&eb)[k
   }
   for (u32 n = 0; n < 8; ++n) {
     unit[n] = power_of_two(25 - std::max(top[n], -600));
-    sum[n] = units(c[n] * unit[n]);
+    sum[n] = units<kNumbers>(c[n] * unit[n]);
   }
   for (u32 k = 0; k < kDepth; ++k) {
-    for (u32 n = 0; n < 8; ++n) sum[n] += units(double(a[k]) * b[k][n] * unit[n]);
+    for (u32 n = 0; n < 8; ++n) sum[n] += units<kNumbers>(double(a[k]) * b[k][n] * unit[n]);
   }
   for (u32 n = 0; n < 8; ++n) c[n] = cut(sum[n] / unit[n]);
 }
@@ -254,7 +257,8 @@ void multiply(Operands<kDepth>& all, int lowest) {
   const bool plain = std::all_of(first, first + sizeof all / sizeof *first, is_finite);
   const Operands<kDepth> given = all;
   for (u32 i = 0; i < 8 * kDepth; ++i) eb[i / 8][i % 8] = exponent_of(all.b[i / 8][i % 8], lowest);
-  for (u32 row = 0; row < 16; ++row) multiply_row(all.a[row], all.b, eb, lowest, all.c[row]);
+  const auto row_of = plain ? multiply_row<kDepth, true> : multiply_row<kDepth, false>;
+  for (u32 row = 0; row < 16; ++row) row_of(all.a[row], all.b, eb, lowest, all.c[row]);
   if (!plain) multiply_special(given, all);
 }
 

@@ -43,13 +43,14 @@ class _ArrayView(ctypes.Structure):
         ("row_bytes", c_int64),
         ("count", c_int64 * OUTER),
         ("step", c_int64 * OUTER),
+        ("known", c_void_p),
         ("writable", c_int32),
-        ("initialised", c_int32),
     ]
 
 
 class _Request(ctypes.Structure):
     _fields_ = [
+        ("kernel", c_void_p),
         ("arguments", ctypes.POINTER(c_void_p)),
         ("arrays", ctypes.POINTER(_ArrayView)),
         ("array_count", c_int32),
@@ -213,6 +214,7 @@ class Fault(CheckFailed):
 # ---- Launching ----------------------------------------------------------------------------------
 
 Argument = Array | bytes
+Known = NDArray[np.bool_]  # for each byte of an array whether it is initialised
 Describe = Callable[[int], str]
 
 
@@ -233,8 +235,12 @@ class Program:
         return cls(symbol, build(source, symbol))
 
     @cached_property
+    def _loaded(self) -> ctypes.CDLL:
+        return ctypes.CDLL(str(self.library))
+
+    @cached_property
     def _entry(self) -> Any:
-        entry = ctypes.CDLL(str(self.library)).fasim_launch
+        entry = self._loaded.fasim_launch
         entry.argtypes = [ctypes.POINTER(_Request), ctypes.POINTER(_Response)]
         entry.restype = None
         return entry
@@ -249,31 +255,41 @@ class Program:
         arguments: Mapping[str, Argument],
         outputs: Collection[str],
         *,
+        entry: str = "",
         grid: int,
         block: int,
         smem_bytes: int = 0,
         seed: int = 0,
         workers: int = 1,
         initialised: Collection[str] = (),
+        known: Mapping[str, Known] | None = None,
         describe: Describe = _byte,
         spans: list[Span] | None = None,
     ) -> Execution:
-        """Run the kernel; arrays named in ``outputs`` are written in place, all others read only.
+        """Run the kernel ``entry`` (default: the symbol). ``outputs`` are the arrays that it may
+        write, in place; it only reads the others.
 
         ``arguments`` stand in the order of the parameters: an array is passed by its address, bytes
-        by value. Outputs count as uninitialised unless named in ``initialised``. ``seed`` draws the
-        order in which warps run, ``workers`` threads share the blocks, ``describe`` names a byte of
-        shared memory in errors, and ``spans`` receives the trace. Raises Fault.
+        by value. Outputs count as uninitialised unless named in ``initialised``, or as ``known``
+        says byte by byte; it is brought up to date, so that a file's next kernel knows what this
+        one wrote. ``seed`` draws the order in which warps run, ``workers`` threads share the
+        blocks, ``describe`` names a byte of shared memory in errors, ``spans`` receives the trace.
+        Raises Fault.
         """
         arrays = {name: x for name, x in arguments.items() if isinstance(x, np.ndarray)}
         if len(arrays) > MOST_ARRAYS:
             raise UsageError(f"the emulator takes at most {MOST_ARRAYS} arrays")
+        known = known or {
+            name: np.full(arrays[name].nbytes, name in initialised) for name in outputs
+        }
         views = (_ArrayView * len(arrays))(
-            *(_view(name, x, name in outputs, name in initialised) for name, x in arrays.items())
+            *(_view(name, x, known.get(name)) for name, x in arrays.items())
         )
         values, stop = [_value(x) for x in arguments.values()], c_int32(0)
         pointers = (c_void_p * len(values))(*(ctypes.addressof(value) for value in values))
+        kernel = getattr(self._loaded, f"fasim_kernel_{entry or self.symbol}")
         request = _Request(
+            ctypes.cast(kernel, c_void_p),
             ctypes.cast(pointers, ctypes.POINTER(c_void_p)),
             views,
             len(arrays),
@@ -346,7 +362,7 @@ def _value(argument: Argument) -> Any:
     return (c_uint8 * len(argument)).from_buffer_copy(argument)
 
 
-def _view(name: str, x: Array, writable: bool, initialised: bool) -> _ArrayView:
+def _view(name: str, x: Array, known: Known | None) -> _ArrayView:
     row, outer = rows_of(x)
     counts, steps = [n for n, _ in outer], [step for _, step in outer]
     blank = OUTER - len(outer)
@@ -358,8 +374,8 @@ def _view(name: str, x: Array, writable: bool, initialised: bool) -> _ArrayView:
         row,
         (*counts, *[1] * blank),
         (*steps, *[1] * blank),
-        writable,
-        initialised or not writable,
+        None if known is None else known.ctypes.data,
+        known is not None,
     )
 
 

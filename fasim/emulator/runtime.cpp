@@ -88,6 +88,9 @@ void launch(const Request& request, Response& response) {
   }
   for (std::thread& thread : threads) thread.join();
   for (std::size_t i = 0; i < count; ++i) collect(response, workers[i]);
+  for (Array& array : launch.arrays) {
+    if (array.writable && array.known) array.shadow.learn(array.known);
+  }
 }
 
 }  // namespace

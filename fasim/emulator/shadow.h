@@ -80,15 +80,20 @@ class Shadow {
     read_places_.resize((bytes / 4 + 1) * warps);
   }
 
-  // Everything before `floor` is forgotten: those bytes hold nothing, or only what the host wrote.
-  void begin(u32 floor, bool initialised) {
+  // Everything before `floor` is forgotten. Bytes that `known` does not name hold nothing.
+  void begin(u32 floor, const u8* known) {
     floor_ = floor;
-    initialised_ = initialised;
+    known_ = known;
+  }
+
+  // Adds what was written to what is known.
+  void learn(u8* known) {
+    for (std::size_t i = 0; i < bytes_; ++i) known[i] |= epoch_at(i) >= floor_;
   }
 
   bool written(std::size_t offset, u32 size) {
     for (u32 i = 0; i < size; ++i) {
-      if (epoch_at(offset + i) < floor_) return false;
+      if (epoch_at(offset + i) < floor_ && !given(offset + i)) return false;
     }
     return true;
   }
@@ -100,7 +105,7 @@ class Shadow {
     for (u32 i = 0; i < size; ++i) {
       if (i && cell[i] == cell[i - 1]) continue;
       if (epoch_of(cell[i]) < floor_) {
-        if (!initialised_) return {Conflict::kUninitialised, 0, 0, offset + i};
+        if (!given(offset + i)) return {Conflict::kUninitialised, 0, 0, offset + i};
       } else if (!written_before(by, cell[i])) {
         return {Conflict::kWrite, agent_of(cell[i]), write_places_[(offset + i) / 4], offset + i};
       }
@@ -133,6 +138,7 @@ class Shadow {
   }
 
  private:
+  bool given(std::size_t offset) const { return known_ && known_[offset]; }
   static u32 epoch_of(u64 cell) { return u32(cell >> 32); }
   static u32 agent_of(u64 cell) { return u32(cell >> 16) & 0xffff; }
 
@@ -163,7 +169,7 @@ class Shadow {
   std::size_t bytes_ = 0;
   u32 warps_ = 0;
   u32 floor_ = 0;
-  bool initialised_ = false;
+  const u8* known_ = nullptr;
   Sparse<u64> writers_;  // by byte: epoch, agent, whether atomic
   Sparse<u32> write_places_;  // by word
   Sparse<u64> readers_;  // by warp and byte: epoch, lanes that read in it

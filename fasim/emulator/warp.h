@@ -192,7 +192,8 @@ inline void Worker::park() {
 
 inline void Worker::enter() {
   Worker& worker = here();
-  fasim_kernel(worker.launch_->request.arguments);
+  const Request& request = worker.launch_->request;
+  request.kernel(request.arguments);
   worker.leave();
 }
 
@@ -303,7 +304,7 @@ inline Index Worker::block_index() const {
 inline void Worker::begin_block() {
   const Request& request = launch_->request;
   random_.seed(request.seed, block_);
-  shared_shadow_.begin(epoch_, false);
+  shared_shadow_.begin(epoch_, nullptr);
   std::memset(smem_raw, 0xff, request.smem_bytes);
   touches_ = 0;
   for (Barrier& barrier : barriers_) {

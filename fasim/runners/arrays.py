@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from fasim import reference
 from fasim.errors import UsageError
-from fasim.plan import SIZES, Launch, Scalar, contiguous_strides
+from fasim.plan import Launch, Scalar, contiguous_strides
 from fasim.render import Kernel
 
 Array = NDArray[Any]
@@ -96,34 +96,15 @@ def bytes_of(array: Array) -> Array:
 # ---- Checks -------------------------------------------------------------------------------------
 
 
-def input_shapes(kernel: Kernel, launch: Launch) -> dict[str, tuple[int, ...]]:
-    """Shapes (batch, heads, seq, head_dim) of the q, k and v that a launch reads."""
-    spec = kernel.plan.kernel
-    heads, kv_heads, seq, seq_kv = (_size(launch, name) for name in SIZES)
-    batch = launch.outputs["o"][0][0]
-    return {
-        "q": (batch, heads, seq, spec.head_dim),
-        "k": (batch, kv_heads, seq_kv, spec.head_dim),
-        "v": (batch, kv_heads, seq_kv, spec.head_dim_v),
-    }
-
-
-def _size(launch: Launch, name: str) -> int:
-    value = launch.scalars[name]
-    assert isinstance(value, int)
-    return value
-
-
-def check_present(kernel: Kernel, shapes: Mapping[str, Any], arrays: Mapping[str, Any]) -> None:
-    """Raises UsageError if an array that has a shape to have is not there."""
-    missing = sorted(set(shapes) - set(arrays))
+def check_present(kernel: Kernel, launch: Launch, arrays: Mapping[str, Any]) -> None:
+    """Raises UsageError if an input of the launch is not there."""
+    missing = [name for name in launch.inputs if name not in arrays]
     if missing:
         raise UsageError(f"{kernel.stem} needs an array {missing[0]}")
 
 
-def check_array(kernel: Kernel, name: str, view: View, shape: tuple[int, ...]) -> None:
-    """Raises UsageError for an array of another type than the kernel's, or another shape."""
-    dtype = kernel.plan.kernel.dtype
+def check_array(name: str, view: View, shape: tuple[int, ...], dtype: str) -> None:
+    """Raises UsageError for an array of another type or shape than a launch reads."""
     if view.typestr != DTYPES[dtype].str:
         raise UsageError(
             f"{name} has type {_type_name(view.typestr)}, this kernel takes {dtype}",

@@ -32,7 +32,6 @@ from fasim.runners.arrays import (
     check_present,
     followable,
     host_array,
-    input_shapes,
     pack_arguments,
     why_copy,
 )
@@ -88,20 +87,24 @@ class EmulatorRunner:
         sizes = {**launch.outputs, **launch.workspaces}
         buffers = {name: _poison(shape, DTYPES[dtype]) for name, (shape, dtype) in sizes.items()}
         seed, self.next_seed = self.next_seed, self.next_seed + 1
-        if launch.grid:
-            self.last = _program(kernel).launch(
-                _arguments(kernel, {**inputs, **buffers}, launch),
-                set(buffers),
-                grid=launch.grid,
-                block=launch.block,
-                smem_bytes=launch.smem_bytes,
-                seed=seed,
-                workers=min(self.workers, launch.grid),
-                describe=_shared_bytes(kernel).__getitem__,
-                spans=spans,
-            )
-        else:
-            self.last = Execution(launches=1)
+        arguments = _arguments(kernel, {**inputs, **buffers}, launch)
+        known = {name: np.zeros(x.nbytes, np.bool_) for name, x in buffers.items()}
+        self.last = Execution(launches=1)
+        for stage in launch.stages:
+            if stage.grid:
+                self.last += _program(kernel).launch(
+                    arguments,
+                    buffers,
+                    entry=stage.entry,
+                    grid=stage.grid,
+                    block=stage.block,
+                    smem_bytes=stage.smem_bytes,
+                    seed=seed,
+                    workers=min(self.workers, stage.grid),
+                    known=known,
+                    describe=_shared_bytes(kernel).__getitem__,
+                    spans=spans,
+                )
         self.executed += self.last
         return {name: buffers[name] for name in launch.outputs}
 
@@ -151,7 +154,7 @@ def _check_same(
 def _arguments(kernel: Kernel, arrays: Mapping[str, Array], launch: Launch) -> dict[str, Argument]:
     """Arrays, and the bytes of all that is passed by value, in the order of the parameters."""
     steps = {name: View.of(x.__array_interface__).steps() for name, x in arrays.items()}
-    scalars = actual_scalars(launch, {name: steps[name] for name in input_shapes(kernel, launch)})
+    scalars = actual_scalars(launch, {name: steps[name] for name in launch.inputs})
     packed: dict[str, Argument] = {}
     for name, kind in kernel.plan.kernel.arguments:
         if kind == "ptr":
@@ -163,17 +166,17 @@ def _arguments(kernel: Kernel, arrays: Mapping[str, Array], launch: Launch) -> d
 
 
 def _inputs(kernel: Kernel, arrays: Mapping[str, Any], launch: Launch) -> dict[str, Array]:
-    shapes = input_shapes(kernel, launch)
-    check_present(kernel, shapes, arrays)
-    return {name: _input(kernel, name, arrays[name], shape) for name, shape in shapes.items()}
+    check_present(kernel, launch, arrays)
+    kinds = launch.inputs.items()
+    return {name: _input(name, arrays[name], shape, dtype) for name, (shape, dtype) in kinds}
 
 
-def _input(kernel: Kernel, name: str, array: Any, shape: tuple[int, ...]) -> Array:
+def _input(name: str, array: Any, shape: tuple[int, ...], dtype: str) -> Array:
     """The array where it lies if the kernel can follow it there, else a copy with its strides, or a
     contiguous one."""
     host = host_array(name, array)
-    check_array(kernel, name, View.of(host.__array_interface__), shape)
-    align = copy_bytes(shape[-1], kernel.plan.kernel.dtype)
+    check_array(name, View.of(host.__array_interface__), shape, dtype)
+    align = copy_bytes(shape[-1], dtype)
     if not why_copy(View.of(host.__array_interface__), align):
         return host
     host = followable(host, align)

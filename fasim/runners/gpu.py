@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from fasim.compile import compile_kernel
 from fasim.errors import CheckFailed, MissingToolError, NoPlanError, UsageError
-from fasim.plan import Launch, copy_bytes
+from fasim.plan import Launch, Stage, copy_bytes
 from fasim.render import Kernel
 from fasim.runners import DeviceFault
 from fasim.runners.arrays import (
@@ -39,7 +39,6 @@ from fasim.runners.arrays import (
     check_present,
     followable,
     host_array,
-    input_shapes,
     pack_arguments,
     why_copy,
 )
@@ -148,9 +147,9 @@ def launch_on_device(
     Device arrays are used where they are; host arrays are uploaded. Errors and ``guard`` as of
     GpuRunner.
     """
-    if launch.grid > MAX_GRID:
+    if (blocks := max(stage.grid for stage in launch.stages)) > MAX_GRID:
         raise UsageError(
-            f"{kernel.stem} would need {launch.grid:,} thread blocks",
+            f"{kernel.stem} would need {blocks:,} thread blocks",
             why=f"a CUDA grid has at most {MAX_GRID:,}",
             hint="split the batch into several calls",
         )
@@ -255,7 +254,7 @@ def _device(what: str = "the device") -> Iterator[None]:
 @atexit.register
 def _forget() -> None:
     """Free modules and context while the driver still stands."""
-    _function.cache_clear()
+    _module.cache_clear()
     _primary_context.cache_clear()
 
 
@@ -266,29 +265,42 @@ def _bind(
     kernel: Kernel, inputs: Mapping[str, _Input], buffers: Mapping[str, DeviceArray], launch: Launch
 ) -> Callable[[], None]:
     """The launch as a call without arguments. An empty grid launches nothing."""
-    if launch.grid == 0:
+    stages = [stage for stage in launch.stages if stage.grid]
+    if not stages:
         return lambda: None
-    function = _function(kernel)
     pointers = {name: array.address for name, array in inputs.items()}
     pointers |= {name: array.address for name, array in buffers.items()}
     arguments = kernel.plan.kernel.arguments
     scalars = actual_scalars(launch, {name: array.strides for name, array in inputs.items()})
     formats, values = pack_arguments(arguments, pointers, scalars)
-    if launch.smem_bytes > OPT_IN_SMEM_BYTES:
+    calls = [_prepared(kernel, stage, formats, values) for stage in stages]
+
+    def launch_all() -> None:
+        for call in calls:
+            call()
+
+    return launch_all
+
+
+def _prepared(
+    kernel: Kernel, stage: Stage, formats: list[str], values: list[int | float]
+) -> Callable[[], None]:
+    """One kernel of the file as a call without arguments."""
+    function = _module(kernel).get_function(stage.entry)
+    if stage.smem_bytes > OPT_IN_SMEM_BYTES:
         attribute = _driver().function_attribute.MAX_DYNAMIC_SHARED_SIZE_BYTES
-        function.set_attribute(attribute, launch.smem_bytes)
+        function.set_attribute(attribute, stage.smem_bytes)
     function.prepare(formats)
-    grid, block, smem = (launch.grid, 1), (launch.block, 1, 1), launch.smem_bytes
-    return lambda: function.prepared_call(grid, block, *values, shared_size=smem)
+    grid, block = (stage.grid, 1), (stage.block, 1, 1)
+    return lambda: function.prepared_call(grid, block, *values, shared_size=stage.smem_bytes)
 
 
 @cache
-def _function(kernel: Kernel) -> Any:
-    """The loaded kernel, compiled for this device: one module a process for each source."""
+def _module(kernel: Kernel) -> Any:
+    """The loaded file, compiled for this device: one module a process for each source."""
     capability = _driver().Context.get_device().compute_capability()
     binary = compile_kernel(kernel, arch=target_arch(kernel.plan.kernel.arch, capability))
-    module = _driver().module_from_buffer(binary.cubin.read_bytes())
-    return module.get_function(kernel.stem)
+    return _driver().module_from_buffer(binary.cubin.read_bytes())
 
 
 def target_arch(built_for: str, capability: tuple[int, int]) -> str | None:
@@ -325,18 +337,18 @@ class _Input:
 def _inputs(
     kernel: Kernel, arrays: Mapping[str, Any], launch: Launch, heap: _Heap
 ) -> dict[str, _Input]:
-    shapes = input_shapes(kernel, launch)
-    check_present(kernel, shapes, arrays)
+    check_present(kernel, launch, arrays)
     _driver().Context.synchronize()  # whatever stream the caller filled them on is done
-    return {name: _input(kernel, name, arrays[name], shape, heap) for name, shape in shapes.items()}
+    kinds = launch.inputs.items()
+    return {name: _input(name, arrays[name], shape, dtype, heap) for name, (shape, dtype) in kinds}
 
 
-def _input(kernel: Kernel, name: str, array: Any, shape: tuple[int, ...], heap: _Heap) -> _Input:
+def _input(name: str, array: Any, shape: tuple[int, ...], dtype: str, heap: _Heap) -> _Input:
     interface = _device_interface(name, array)
     host = np.empty(0) if interface else host_array(name, array)
     view = View.of(interface or host.__array_interface__)
-    check_array(kernel, name, view, shape)
-    align = copy_bytes(shape[-1], kernel.plan.kernel.dtype)
+    check_array(name, view, shape, dtype)
+    align = copy_bytes(shape[-1], dtype)
     if not interface:
         return heap.upload(name, host, align)
     reason = why_copy(view, align)

@@ -3,8 +3,9 @@
 // regenerate  fasim gen $(kernel.stem).cu
 // compile     nvcc -std=c++17 -arch=$(kernel.arch) -cubin $(kernel.stem).cu
 // run alone   nvcc -std=c++17 -arch=$(kernel.arch) -DFASIM_MAIN $(kernel.stem).cu && ./a.out
-//
-// Launch as planned: grid $(launch.grid), block $(launch.block), $(launch.smem_bytes) bytes of dynamic shared memory.
+//% for stage in launch.stages
+// launch      $(stage.entry)<<<$(stage.grid), $(stage.block), $(stage.smem_bytes)>>>, as planned
+//% endfor
 //
 // arguments
 //% for name, kind in kernel.arguments

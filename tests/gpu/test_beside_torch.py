@@ -80,7 +80,6 @@ def test_a_fault_is_one_error_and_no_abort() -> None:
         "from dataclasses import replace\n"
         "far = {**launch.scalars, 'seq_kv': 1 << 30, 'seq_q': 8}\n"
         "bad = replace(launch, scalars=far)\n"
-        "gpu.input_shapes = lambda *_: {n: x.shape for n in 'qkv'}\n"
         "from fasim.runners import DeviceFault\n"
         "try:\n    gpu.GpuRunner().run(kernel, {'q': x, 'k': x, 'v': x}, bad)\n"
         "except DeviceFault as error:\n    raise SystemExit(error.exit_code)\n"

@@ -697,7 +697,7 @@ def emulated(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
         def run(self, kernel: Any, arrays: Any, launch: Any) -> Any:
             outputs = super().run(kernel, arrays, launch)
-            self.last = Execution(1, launch.grid)
+            self.last = Execution(1, launch.stages[0].grid)
             self.executed += self.last
             return outputs
 

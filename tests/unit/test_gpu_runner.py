@@ -20,7 +20,7 @@ import pytest
 
 from fasim import properties, reference, tiled
 from fasim.errors import CheckFailed, MissingToolError, UsageError
-from fasim.plan import Launch
+from fasim.plan import Launch, Stage
 from fasim.render import Kernel
 from fasim.runners import DeviceFault, gpu
 from fasim.runners.arrays import DTYPES, FORMATS, pack_arguments
@@ -380,7 +380,8 @@ def test_empty_sequences(driver: Driver, seq: int, seq_kv: int) -> None:
 
 
 def test_a_grid_too_large_is_refused(driver: Driver) -> None:
-    launch = Launch(grid=2**31, block=32, smem_bytes=0, scalars={}, outputs={})
+    stage = Stage(entry="any", grid=2**31, block=32)
+    launch = Launch(stages=(stage,), scalars={}, inputs={}, outputs={})
     with pytest.raises(UsageError, match="2,147,483,648 thread blocks"):
         gpu.GpuRunner().run(driver.kernel, {}, launch)
 

@@ -35,7 +35,7 @@ def test_every_compile_time_field_changes_the_stem(field: dataclasses.Field[Any]
 def test_launch_for_any_shape(batch: int, heads: int, seq: int, seq_kv: int) -> None:
     problem = PLAN.problem.with_(batch=batch, heads=heads, kv_heads=1, seq=seq, seq_kv=seq_kv)
     launch = PLAN.launch_for(problem)
-    assert launch.grid == batch * heads * -(-seq // 128)
+    assert launch.stages[0].grid == batch * heads * -(-seq // 128)
     assert launch.scalars["q_strides"] == (heads * seq * 64, seq * 64, 64)
     assert launch.scalars["k_strides"] == (seq_kv * 64, seq_kv * 64, 64)
     assert launch.outputs["o"] == ((batch, heads, seq, 64), "fp16")
@@ -45,9 +45,9 @@ def test_launch_for_any_shape(batch: int, heads: int, seq: int, seq_kv: int) -> 
 def test_v1_runs_one_block_per_head_and_asks_for_its_workspace() -> None:
     plan = dataclasses.replace(PLAN, kernel=dataclasses.replace(SPEC, algo="v1"))
     launch = plan.launch_for(PLAN.problem.with_(batch=2, heads=3, seq=1000))
-    assert launch.grid == 6
+    assert launch.stages[0].grid == 6
     assert launch.workspaces["o_acc"] == ((2, 3, 1000, 64), "fp32")
-    assert plan.launch_for(PLAN.problem.with_(seq=0)).grid == 0
+    assert plan.launch_for(PLAN.problem.with_(seq=0)).stages[0].grid == 0
 
 
 @pytest.mark.parametrize(

@@ -431,8 +431,8 @@ def test_an_unavailable_entry_is_json_too():
 def test_the_launch_is_the_plans():
     for algo in ("v1", "v2"):
         entry = planner.plan(Problem(batch=3, seq=1000), gpus.load("a100-80gb"), algo)
-        launch = entry.plan.launch_for()
-        assert (launch.grid, launch.block, launch.smem_bytes) == (
+        (stage,) = entry.plan.launch_for().stages
+        assert (stage.grid, stage.block, stage.smem_bytes) == (
             entry.grid,
             entry.block,
             entry.smem_bytes,
@@ -488,7 +488,7 @@ def test_compare_answers_every_problem(problem, name):
             assert entry.time.seconds > 0
         if entry.plan:
             assert entry.registers <= 255
-            assert entry.plan.launch_for().grid == entry.grid
+            assert entry.plan.launch_for().stages[0].grid == entry.grid
 
 
 @given(any_problem)
