@@ -31,9 +31,9 @@ KERNEL_FLAGS = (
     "-pthread",
     "-DFASIM_EMULATE",
     "-ffp-contract=off",
-    "-ftrivial-auto-var-init=pattern",  # what was never written never looks like a number
+    "-Werror=frame-larger-than=49152",  # of a fiber's 64 KB
     "-fsanitize=thread",
-    "-fsanitize=signed-integer-overflow,integer-divide-by-zero,bounds,shift",
+    "-fsanitize=signed-integer-overflow,integer-divide-by-zero,bounds,shift,float-cast-overflow",
     "-fno-exceptions",
     "-Wno-psabi",
     "-Wno-unknown-pragmas",

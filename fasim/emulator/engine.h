@@ -143,6 +143,7 @@ class Worker {
   Index block_index() const;
 
   // ---- memory (memory.h)
+  void keep_going(u32 place);
   void touch(const void* address, u32 size, bool write, u32 place);
   void update(const void* address, u32 size, u32 place);  // an atomic read and write
   void load_row(Thread& thread, u32 address, u32 size, u32 place);  // of a matrix
@@ -183,7 +184,6 @@ class Worker {
   void schedule();
   void resume(Thread& thread);
   void deadlock();
-  void keep_going(u32 place);
   static void enter();
   void leave();
   void park();

@@ -3,6 +3,7 @@
 #include <sys/mman.h>
 
 #include <cstdint>
+#include <cstring>
 #include <new>
 #if !defined(__x86_64__) && !defined(__aarch64__)
 #define FASIM_UCONTEXT
@@ -149,6 +150,7 @@ class Stacks {
       mprotect(stack, 4096, PROT_NONE);
       guarded_ = index + 1;
     }
+    std::memset(stack + kStack / 2, 0xff, kStack / 2);  // what was never written is a NaN
     const std::size_t stagger = 64 * (index % 61);  // or all would use the same cache sets
     return new_fiber(stack + 4096, kStack - 4096 - stagger, entry);
   }

@@ -369,6 +369,7 @@ inline float flushed(float x) {  // .ftz: a subnormal number counts as zero
 
 inline void count_one(Kind kind, unsigned line) {
   Worker& worker = Worker::here();
+  worker.keep_going(at_line(line));
   ++worker.operation(kind).count;
   worker.trace(kind, at_line(line));
 }

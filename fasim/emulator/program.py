@@ -30,6 +30,7 @@ KINDS = (
 )
 BY_THREAD = ("ex2", "lg2", "cvt", "atomic")  # counted for each thread, the rest for each warp
 WARP = 32
+MOST_THREADS, MOST_SHARED = 1024, 227 << 10  # of a block, on any GPU so far
 MOST_ARRAYS, OUTER = 32, 3
 BUDGET = 1 << 31  # accesses of one block before its loop counts as endless
 LINE = 1 << 31  # a place with this bit is a line, without it an offset in the library
@@ -276,6 +277,11 @@ class Program:
         blocks, ``describe`` names a byte of shared memory in errors, ``spans`` receives the trace.
         Raises Fault.
         """
+        if block > MOST_THREADS or smem_bytes > MOST_SHARED:
+            raise UsageError(
+                f"{self.symbol} cannot be launched with {block} threads and {smem_bytes} bytes",
+                why=f"a block has at most {MOST_THREADS} threads and {MOST_SHARED} shared bytes",
+            )
         arrays = {name: x for name, x in arguments.items() if isinstance(x, np.ndarray)}
         if len(arrays) > MOST_ARRAYS:
             raise UsageError(f"the emulator takes at most {MOST_ARRAYS} arrays")

@@ -16,6 +16,7 @@ inline u32 wanted(const Warp& warp, const Group& group) {
 inline void Worker::together(const Call& call, const void* operands) {
   Thread& thread = *current_;
   Warp& warp = warp_of(thread);
+  keep_going(call.place);
   if (call.mask != kLiving && !(call.mask & thread.bit())) {
     fail(&thread, "lanes diverge", call.place,
          "lane %u calls it with mask %08x, which leaves "
@@ -84,8 +85,11 @@ inline void Worker::hopeless(Warp& warp) {
 
 // After a lane exited: a group that waited for it may be complete now.
 inline void Worker::settle(Warp& warp) {
-  for (Group& group : warp.groups) {
-    if (group.arrived == wanted(warp, group)) return complete(warp, group);
+  const auto done = [&](const Group& group) { return group.arrived == wanted(warp, group); };
+  for (;;) {
+    const auto group = std::find_if(warp.groups.begin(), warp.groups.end(), done);
+    if (group == warp.groups.end()) break;
+    complete(warp, *group);
   }
   if (warp.alive) hopeless(warp);
 }

@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import struct
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -40,6 +41,8 @@ from fasim.toolchain import find_cxx
 Array = NDArray[Any]
 
 ALIGNMENT = 256  # of arrays, as of memory that CUDA allocates
+GUARD = 1 << 16  # bytes around an array that belong to none, so that one overrun hits no other
+COPIED = 1 << 26  # a larger input stays where it lies
 LOADED = 32  # programs that stay loaded
 
 
@@ -89,10 +92,10 @@ class EmulatorRunner:
         seed, self.next_seed = self.next_seed, self.next_seed + 1
         arguments = _arguments(kernel, {**inputs, **buffers}, launch)
         known = {name: np.zeros(x.nbytes, np.bool_) for name, x in buffers.items()}
-        self.last = Execution(launches=1)
+        done = Execution()
         for stage in launch.stages:
             if stage.grid:
-                self.last += _program(kernel).launch(
+                done += _program(kernel).launch(
                     arguments,
                     buffers,
                     entry=stage.entry,
@@ -105,6 +108,7 @@ class EmulatorRunner:
                     describe=_shared_bytes(kernel).__getitem__,
                     spans=spans,
                 )
+        self.last = replace(done, launches=1)  # of the whole file
         self.executed += self.last
         return {name: buffers[name] for name in launch.outputs}
 
@@ -172,12 +176,13 @@ def _inputs(kernel: Kernel, arrays: Mapping[str, Any], launch: Launch) -> dict[s
 
 
 def _input(name: str, array: Any, shape: tuple[int, ...], dtype: str) -> Array:
-    """The array where it lies if the kernel can follow it there, else a copy with its strides, or a
-    contiguous one."""
+    """A copy amid a guard, with the array's strides where the kernel can follow them; a large array
+    where it lies."""
     host = host_array(name, array)
     check_array(name, View.of(host.__array_interface__), shape, dtype)
     align = copy_bytes(shape[-1], dtype)
-    if not why_copy(View.of(host.__array_interface__), align):
+    view = View.of(host.__array_interface__)
+    if not why_copy(view, align) and view.span_bytes() > COPIED:
         return host
     host = followable(host, align)
     span = bytes_of(host)
@@ -194,6 +199,6 @@ def _poison(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
 
 
 def _aligned(size: int) -> Array:
-    raw = np.empty(size + ALIGNMENT, np.uint8)
-    start = -raw.ctypes.data % ALIGNMENT
+    raw = np.empty(size + ALIGNMENT + 2 * GUARD, np.uint8)
+    start = GUARD + -(raw.ctypes.data + GUARD) % ALIGNMENT
     return raw[start : start + size]
