@@ -13,7 +13,7 @@ from fasim.errors import UsageError
 from fasim.gpu import Gpu
 from fasim.legality import CONSUMER_REGISTERS, ROWS_PER_WARP, WARPGROUP
 from fasim.model.tiles import Tiles, ceil_div
-from fasim.plan import Tile
+from fasim.plan import BACKWARD_STAGES, Tile
 from fasim.problem import DTYPE_BYTES, Problem
 
 WARPS = (1, 2, 4, 8)
@@ -23,6 +23,7 @@ FP32_KEYS = (16, 32, 48, 64)
 E4M3_KEYS = tuple(range(32, 257, 32))
 V1_KEYS = (64, 96, 128, 160, 192, 224, 256, 320, 384, 448, 512, 640, 768, 1024)
 V1_STEPS = (32, 64)
+BACKWARD_QUERIES = (32, 64, 96, 128)
 BACKWARD_BLOCKS = (32, 48, 64, 80, 96, 112, 128)
 
 
@@ -32,7 +33,7 @@ def candidates(problem: Problem, gpu: Gpu, algo: str, pass_: str) -> Tiles:
     if algo == "v3":
         return _v3_candidates(pass_, keys)
     if pass_ == "bwd":
-        return _mma_bwd_candidates(1 if algo == "v1" else 2)
+        return _v1_bwd_candidates() if algo == "v1" else _v2_bwd_candidates()
     return _v1_candidates(problem, gpu) if algo == "v1" else _v2_candidates(keys)
 
 
@@ -80,10 +81,21 @@ def _v3_candidates(pass_: str, keys: tuple[int, ...]) -> Tiles:
 
 
 @functools.cache
-def _mma_bwd_candidates(most_stages: int) -> Tiles:
-    stages = range(1, most_stages + 1)
-    shapes = itertools.product(BACKWARD_BLOCKS, BACKWARD_BLOCKS, (4, 8), stages)
-    return Tiles.of([Tile(block_q=m, block_kv=n, warps=w, stages=s) for m, n, w, s in shapes])
+def _v1_bwd_candidates() -> Tiles:
+    shapes = itertools.product(BACKWARD_BLOCKS, BACKWARD_BLOCKS, (4, 8))
+    return Tiles.of([Tile(block_q=m, block_kv=n, warps=w) for m, n, w in shapes])
+
+
+@functools.cache
+def _v2_bwd_candidates() -> Tiles:
+    """A warp owns 16 or 32 keys."""
+    shapes = itertools.product(BACKWARD_QUERIES, ROWS_PER_WARP, (4, 8))
+    return Tiles.of(
+        [
+            Tile(block_q=m, block_kv=n * w, warps=w, stages=BACKWARD_STAGES)
+            for m, n, w in shapes
+        ]
+    )
 
 
 def paper_tile(smem_elements: int, head_dim: int) -> tuple[int, int]:
@@ -124,7 +136,7 @@ def judged(tile: Tile | tuple[int, int], algo: str, pass_: str) -> Tiles:
         ("v2", "fwd"): itertools.product(WARPS, (1, 2), (0,), ("registers",)),
         ("v3", "fwd"): itertools.product((4, 8, 12), (2, 3), (0,), ("registers", "shared")),
         ("v1", "bwd"): itertools.product((4, 8), (1,), (0,), ("registers",)),
-        ("v2", "bwd"): itertools.product((4, 8), (1, 2), (0,), ("registers",)),
+        ("v2", "bwd"): itertools.product((4, 8), (BACKWARD_STAGES,), (0,), ("registers",)),
         ("v3", "bwd"): itertools.product((8, 12), (1, 2), (0,), ("registers",)),
     }[algo, pass_]
     return Tiles.of(

@@ -16,6 +16,7 @@ from fasim.gpu import Gpu
 from fasim.model import footprint
 from fasim.model.occupancy import register_cap, residency
 from fasim.model.tiles import Bools, Ints, Tiles, ceil_div
+from fasim.plan import BACKWARD_STAGES, QUERY_STEP
 from fasim.problem import Problem
 
 KIB = 1024
@@ -77,12 +78,15 @@ class Case:
 
     @property
     def grid(self) -> Ints:
-        """Blocks of a launch: per head one (V1), or one a q tile, backward one a K/V tile."""
+        """Blocks of a launch: per head one (V1), or one a q tile, backward one a K/V tile (V2: of each
+        kv head)."""
         p, tiles = self.problem, self.tiles
         heads = p.batch * p.heads
         if self.algo == "v1":
             return np.full(len(tiles), heads * min(p.seq, 1))
         forward = self.pass_ == "fwd"
+        if not forward and self.algo == "v2":
+            heads = p.batch * p.kv_heads
         return heads * np.asarray(
             ceil_div(p.seq, tiles.block_q) if forward else ceil_div(p.seq_kv, tiles.block_kv)
         )
@@ -211,6 +215,33 @@ def _rows_per_warp() -> Rule:
     )
 
 
+def _keys_per_warp() -> Rule:
+    """A backward warp owns the keys whose dK and dV it holds, one or two mma tiles of them."""
+    return Rule(
+        lambda c: np.any([c.tiles.block_kv == n * c.tiles.warps for n in ROWS_PER_WARP], axis=0),
+        lambda c, i: (
+            f"block_kv {c.tiles.block_kv[i]} is not 16 or 32 keys for each of {_warps(c, i)}"
+        ),
+    )
+
+
+def _whole_query_steps() -> Rule:
+    """A backward kernel scores so many queries at once."""
+    return Rule(
+        lambda c: c.tiles.block_q % QUERY_STEP == 0,
+        lambda c, i: f"block_q {c.tiles.block_q[i]} is no multiple of {QUERY_STEP} queries",
+    )
+
+
+def _two_stages() -> Rule:
+    return Rule(
+        lambda c: c.tiles.stages == BACKWARD_STAGES,
+        lambda c, i: (
+            f"{c.tiles.stages[i]} stages, but a backward pass holds {BACKWARD_STAGES} tiles of Q"
+        ),
+    )
+
+
 def _resident() -> Rule:
     return Rule(
         lambda c: c.blocks_per_sm > 0,
@@ -236,6 +267,7 @@ def _warps(case: Case, index: int) -> str:
 _LIMITS = (_threads(), _shared_memory(), _registers(), _resident(), _grid())
 _MMA = (_whole_mma_rows(), _whole_keys())
 _FORWARD = (_threads(), _shared_memory(), _registers(), _rows_per_warp(), _resident(), _grid())
+_KEYS = (_keys_per_warp(), _whole_query_steps(), _two_stages(), _one_step())
 _V3 = (_consumers(), _whole_keys(), _instruction_width(), _one_step())
 
 RULES: dict[tuple[str, str], tuple[Rule, ...]] = {
@@ -243,7 +275,7 @@ RULES: dict[tuple[str, str], tuple[Rule, ...]] = {
     ("v2", "fwd"): (*_MMA, _one_step(), *_FORWARD),
     ("v3", "fwd"): (*_V3, _whole_warpgroup_rows(), *_LIMITS),
     ("v1", "bwd"): (_whole_keys(), _one_stage(), _one_step(), *_LIMITS),
-    ("v2", "bwd"): (_whole_keys(), _one_step(), *_LIMITS),
+    ("v2", "bwd"): (*_KEYS, *_LIMITS),
     ("v3", "bwd"): (*_V3, *_LIMITS),
 }
 

@@ -23,13 +23,15 @@ WARP = 32
 POINTERS = {  # by algorithm and pass; every kernel of a file takes the same parameters
     ("v1", "fwd"): ("q", "k", "v", "o", "lse", "o_acc", "m", "l"),
     ("v2", "fwd"): ("q", "k", "v", "o", "lse"),
+    ("v2", "bwd"): ("q", "k", "v", "o", "do", "lse", "delta", "dq_acc", "dq", "dk", "dv"),
 }
 SIZES = ("heads", "kv_heads", "seq_q", "seq_kv")
-STRIDED = ("q", "k", "v", "o")
+STRIDED = {"fwd": ("q", "k", "v", "o"), "bwd": ("q", "k", "v", "o", "do")}
+FACTORS = {"fwd": ("scale_log2",), "bwd": ("scale_log2", "scale")}
 # What the templates make: a plan that asks for anything else is refused where it is read.
 MADE: dict[str, tuple[str | bool, ...]] = {
     "algo": ("v1", "v2"),
-    "pass_": ("fwd",),
+    "pass_": ("fwd", "bwd"),
     "dtype": ("fp32", "fp16", "bf16"),
     "out_dtype": ("fp32", "fp16", "bf16"),
     "mask": ("full", "causal"),
@@ -41,6 +43,9 @@ MADE: dict[str, tuple[str | bool, ...]] = {
     "deterministic": (False,),
     "splits": (False,),
 }
+BACKWARD_DTYPES = ("fp16", "bf16")  # it multiplies on the tensor cores
+BACKWARD_STAGES = 2  # tiles of Q and dO in shared memory
+QUERY_STEP = 32  # queries that a backward pass scores at once
 # Least and most of a tile's numbers: a block has up to 1024 threads, __maxnreg__ takes 24 to 255.
 TILE_RANGES = {
     "block_q": (1, 4096),
@@ -121,8 +126,14 @@ class KernelSpec:
         Types: ptr, i32, f32, and i64x3, a struct of three int64 (batch, head, seq)."""
         pointers = [(name, "ptr") for name in POINTERS[self.algo, self.pass_]]
         sizes = [(name, "i32") for name in SIZES]
-        strides = [(f"{name}_strides", "i64x3") for name in STRIDED]
-        return (*pointers, *sizes, *strides, ("scale_log2", "f32"))
+        strides = [(f"{name}_strides", "i64x3") for name in STRIDED[self.pass_]]
+        factors = [(name, "f32") for name in FACTORS[self.pass_]]
+        return (*pointers, *sizes, *strides, *factors)
+
+    def repeats(self, output: str) -> bool:
+        """Whether an output has the same bits in every run: all that is not summed by atomic
+        additions, which come in any order."""
+        return self.deterministic or output != "dq"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,21 +180,14 @@ class Plan:
     ) -> Launch:
         """The launch of this kernel on ``problem`` (default: the planned one).
 
-        ``strides`` gives (batch, head, seq) strides in elements of q, k, v or o where they are not
-        those of a contiguous (batch, heads, seq, head_dim) array.
+        ``strides`` gives (batch, head, seq) strides in elements of q, k, v, o or do where they are
+        not those of a contiguous (batch, heads, seq, head_dim) array.
         Raises UsageError if the kernel was not built for this problem.
         """
         problem = problem or self.problem
         self._check_serves(problem)
-        tile = self.kernel.tile
-        main = Stage(
-            entry=self.kernel.stem,
-            grid=self._grid(problem),
-            block=tile.threads,
-            smem_bytes=self.smem_bytes,
-        )
         return Launch(
-            stages=(main,),
+            stages=self._stages(problem),
             scalars=self._scalars(problem, strides or {}),
             inputs=self._inputs(problem),
             outputs=self._outputs(problem),
@@ -202,9 +206,31 @@ class Plan:
                     hint="plan and generate a kernel for this problem",
                 )
 
+    def _stages(self, problem: Problem) -> tuple[Stage, ...]:
+        """A backward pass has a kernel before and one after its main one."""
+        stem, threads = self.kernel.stem, self.kernel.tile.threads
+        main = Stage(
+            entry=stem, grid=self._grid(problem), block=threads, smem_bytes=self.smem_bytes
+        )
+        if self.kernel.pass_ == "fwd":
+            return (main,)
+        blocks = problem.batch * problem.heads * self._q_blocks(problem)
+        before, after = (
+            Stage(entry=f"{stem}_{name}", grid=blocks, block=threads)
+            for name in ("prepare", "finish")
+        )
+        return before, main, after
+
+    def _q_blocks(self, problem: Problem) -> int:
+        return math.ceil(problem.seq / self.kernel.tile.block_q)
+
     def _grid(self, problem: Problem) -> int:
-        """V1 is parallel over batch and heads, V2 also over blocks of queries."""
-        q_blocks = math.ceil(problem.seq / self.kernel.tile.block_q)
+        """V1 is parallel over batch and heads, V2 also over blocks of queries; backward over the
+        heads and blocks of keys."""
+        if self.kernel.pass_ == "bwd":
+            kv_blocks = math.ceil(problem.seq_kv / self.kernel.tile.block_kv)
+            return problem.batch * problem.kv_heads * kv_blocks
+        q_blocks = self._q_blocks(problem)
         per_head = min(q_blocks, 1) if self.kernel.algo == "v1" else q_blocks
         return problem.batch * problem.heads * per_head
 
@@ -212,26 +238,42 @@ class Plan:
         self, problem: Problem, strides: Mapping[str, tuple[int, ...]]
     ) -> dict[str, Scalar]:
         sizes = (problem.heads, problem.kv_heads, problem.seq, problem.seq_kv)
+        shapes = tensor_shapes(problem)
         steps = {
-            f"{name}_strides": tuple(strides.get(name, contiguous_strides(shape)[:3]))
-            for name, shape in tensor_shapes(problem).items()
+            f"{name}_strides": tuple(strides.get(name, contiguous_strides(shapes[name])[:3]))
+            for name in STRIDED[self.kernel.pass_]
         }
         return {**dict(zip(SIZES, sizes, strict=True)), **steps, **self._factors(problem)}
 
     def _factors(self, problem: Problem) -> dict[str, Scalar]:
-        """Softmax scale times log2(e): exp(scale * s) is one exp2 of one product."""
-        return {"scale_log2": problem.scale * math.log2(math.e)}
+        """Softmax scale times log2(e): exp(scale * s) is one exp2 of one product. The gradients of
+        Q and K take the plain scale."""
+        factors = {"scale_log2": problem.scale * math.log2(math.e), "scale": problem.scale}
+        return {name: factors[name] for name in FACTORS[self.kernel.pass_]}
 
     def _inputs(self, problem: Problem) -> Arrays:
-        shapes = tensor_shapes(problem)
-        return {name: (shapes[name], self.kernel.dtype) for name in ("q", "k", "v")}
+        """A backward pass reads what the forward one left, and the gradient of O."""
+        shapes, dtype = tensor_shapes(problem), self.kernel.dtype
+        if self.kernel.pass_ == "fwd":
+            return {name: (shapes[name], dtype) for name in ("q", "k", "v")}
+        given = {name: (shapes[name], dtype) for name in ("q", "k", "v", "o", "do")}
+        return {**given, "lse": (shapes["o"][:3], "fp32")}
 
     def _outputs(self, problem: Problem) -> Arrays:
-        shape = tensor_shapes(problem)["o"]
+        shapes = tensor_shapes(problem)
+        if self.kernel.pass_ == "bwd":
+            return {f"d{name}": (shapes[name], self.kernel.dtype) for name in ("q", "k", "v")}
+        shape = shapes["o"]
         return {"o": (shape, self.kernel.out_dtype), "lse": (shape[:3], "fp32")}
 
     def _workspaces(self, problem: Problem) -> Arrays:
-        """V1 keeps O, m and l in HBM between its steps over K and V."""
+        """V1 keeps O, m and l in HBM between its steps over K and V; backward D = rowsum(dO * O),
+        and dQ in whole tiles until all blocks have added to it."""
+        if self.kernel.pass_ == "bwd":
+            heads = (problem.batch, problem.heads)
+            rows = self._q_blocks(problem) * self.kernel.tile.block_q
+            tiles = (*heads, rows, padded(problem.head_dim))
+            return {"delta": ((*heads, problem.seq), "fp32"), "dq_acc": (tiles, "fp32")}
         if self.kernel.algo != "v1":
             return {}
         shape = tensor_shapes(problem)["o"]
@@ -292,20 +334,38 @@ class Plan:
             yield f"arch {kernel.arch!r} is not of the form sm_80"
         if self.smem_bytes < 1:
             yield f"smem_bytes is {self.smem_bytes}"
-        yield from _ragged(kernel.tile)
+        if (kernel.algo, kernel.pass_) not in POINTERS:
+            yield f"no template makes the backward pass of {kernel.algo}"
+        if kernel.pass_ == "bwd" and kernel.dtype not in BACKWARD_DTYPES:
+            yield f"no template makes a backward pass in {kernel.dtype}"
+        yield from _ragged(kernel.tile, kernel.pass_)
 
 
-def _ragged(tile: Tile) -> Iterator[str]:
+def _ragged(tile: Tile, pass_: str) -> Iterator[str]:
     """Why a tile cannot be compiled: a number out of range, parts that do not make it whole."""
     for name, (least, most) in TILE_RANGES.items():
         if not least <= (value := getattr(tile, name)) <= most:
             yield f"{name} is {value}, not between {least} and {most}"
-    if tile.block_q % (16 * tile.warps):
+    if pass_ == "bwd":
+        yield from _ragged_bwd(tile)
+    elif tile.block_q % (16 * tile.warps):
         yield f"block_q {tile.block_q} is not whole 16-row steps for each of {tile.warps} warps"
     if tile.block_kv % tile.keys_per_step or tile.keys_per_step % 16:
         yield f"block_kv {tile.block_kv} is not whole steps of {tile.keys_per_step} keys, 16 each"
     if tile.p_in != "registers":
         yield f"no template keeps P in {tile.p_in!r}"
+
+
+def _ragged_bwd(tile: Tile) -> Iterator[str]:
+    """The same where a warp owns keys, and queries come 32 at a time through two slots."""
+    if tile.block_kv % (16 * tile.warps):
+        yield f"block_kv {tile.block_kv} is not whole 16-key steps for each of {tile.warps} warps"
+    if tile.block_q % QUERY_STEP:
+        yield f"block_q {tile.block_q} is not whole steps of {QUERY_STEP} queries"
+    if tile.stages != BACKWARD_STAGES:
+        yield f"{tile.stages} stages, but a backward pass has {BACKWARD_STAGES}"
+    if tile.keys_per_step != tile.block_kv:
+        yield f"step_kv {tile.step_kv}, but a backward pass scores all keys at once"
 
 
 def senseless(why: str, where: str = "") -> UsageError:
@@ -318,14 +378,20 @@ _COMPILED_IN = ("dtype", "out_dtype", "head_dim", "head_dim_v", "mask", "bias", 
 
 
 def tensor_shapes(problem: Problem) -> dict[str, tuple[int, ...]]:
-    """Shapes of q, k, v and o as (batch, heads, seq, head_dim)."""
+    """Shapes of q, k, v, o and the gradient of o as (batch, heads, seq, head_dim)."""
     p = problem
     return {
         "q": (p.batch, p.heads, p.seq, p.head_dim),
         "k": (p.batch, p.kv_heads, p.seq_kv, p.head_dim),
         "v": (p.batch, p.kv_heads, p.seq_kv, p.head_dim_v),
         "o": (p.batch, p.heads, p.seq, p.head_dim_v),
+        "do": (p.batch, p.heads, p.seq, p.head_dim_v),
     }
+
+
+def padded(head_dim: int) -> int:
+    """head_dim rounded up to whole matrix instructions."""
+    return -(-head_dim // 16) * 16
 
 
 def contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:

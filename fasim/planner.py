@@ -21,7 +21,7 @@ from fasim.model.silicon import rates
 from fasim.model.tiles import Ints, Tiles, round_up
 from fasim.model.timeline import Times
 from fasim.model.traffic import Bytes
-from fasim.plan import KernelSpec, Plan, Tile
+from fasim.plan import POINTERS, KernelSpec, Plan, Tile
 from fasim.problem import Problem
 
 ALGOS = ("standard", "v1", "v2", "v3")
@@ -63,7 +63,15 @@ def missing(problem: Problem, gpu: Gpu, algo: str, pass_: str) -> str:
     rules = (
         (algo == "standard", "standard has no kernel of its own: it is three unfused torch calls"),
         (algo == "v3", "the v3 kernel is planned, not generated yet"),
-        (pass_ != "fwd", f"the {algo} backward kernel is planned, not generated yet"),
+        (
+            pass_ != "fwd" and (algo, pass_) not in POINTERS,
+            f"the {algo} backward kernel is planned, not generated yet",
+        ),
+        (pass_ == "train", "a backward and a forward kernel are two files"),
+        (
+            pass_ == "bwd" and problem.dtype == "fp32",
+            "a backward kernel multiplies on the tensor cores: fp32 is planned, not generated yet",
+        ),
         (problem.dtype == "e4m3", "e4m3 kernels are planned, not generated yet"),
         (gpu.compute_capability < MIN_CAPABILITY, _too_old(gpu, capability)),
         (problem.mask == "window", "window masks are planned, not generated yet"),

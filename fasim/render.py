@@ -24,7 +24,7 @@ from jinja2.ext import Extension
 from jinja2.lexer import Token, TokenStream
 
 from fasim.errors import UsageError
-from fasim.plan import KernelSpec, Plan
+from fasim.plan import KernelSpec, Plan, padded
 from fasim.problem import DTYPE_BYTES
 
 Origin = tuple[str, int]
@@ -32,6 +32,7 @@ Origin = tuple[str, int]
 CTYPES = {"fp32": "float", "fp16": "u16", "bf16": "u16", "e4m3": "u8"}
 PTX_TYPES = {"fp16": "f16", "bf16": "bf16"}
 ARGUMENT_TYPES = {"i32": "int", "f32": "float", "i64x3": "Strides"}
+_CALL_INDENT = len("    kernel<<<grid, kThreads, kSmemBytes>>>(")
 PLAN_BEGIN, PLAN_END = "// ---- plan", "// ---- the rest of the file has sha256 "
 
 
@@ -149,19 +150,35 @@ def _plan_lines(plan: Plan) -> list[str]:
 
 def memory_map(plan: Plan) -> list[tuple[str, int, int]]:
     """(name, first byte, bytes) of every tile in a block's shared memory."""
-    kernel, tile = plan.kernel, plan.kernel.tile
-    width, width_v = padded(kernel.head_dim), padded(kernel.head_dim_v)
-    size = DTYPE_BYTES[kernel.dtype]
+    size = DTYPE_BYTES[plan.kernel.dtype]
+    tiles = {name: n * size for name, n in _tiles(plan.kernel).items()}
+    if plan.kernel.pass_ == "bwd":
+        tiles |= {f"L and D, slot {i}": 2 * plan.kernel.tile.block_q * 4 for i in range(2)}
+    ends = list(accumulate(tiles.values()))
+    return [(name, end - n, n) for (name, n), end in zip(tiles.items(), ends, strict=True)]
+
+
+def _tiles(kernel: KernelSpec) -> dict[str, int]:
+    """Elements of every tile in shared memory, in their order."""
+    tile, width, width_v = kernel.tile, padded(kernel.head_dim), padded(kernel.head_dim_v)
     widest = max(width, width_v)
+    if kernel.pass_ == "bwd":
+        keys = {"K, and dK at the end": width, "V, and dV at the end": width_v}
+        queries = {f"{name}, slot {i}": w for i in range(2) for name, w in _walked(kernel)}
+        shared = {f"dS, slot {i}": tile.block_q * tile.block_kv for i in range(2)}
+        rows = {name: tile.block_kv * w for name, w in keys.items()}
+        return rows | {name: tile.block_q * w for name, w in queries.items()} | shared
     rows = {"Q, and O at the end": tile.block_q * widest}
     if kernel.algo == "v1":
-        rows |= {"K": tile.block_kv * width, "V": tile.block_kv * width_v}
-    else:
-        rows |= {f"K and V, ring slot {i}": tile.block_kv * widest for i in range(2 * tile.stages)}
-    ends = list(accumulate(n * size for n in rows.values()))
-    return [
-        (name, end - n * size, n * size) for (name, n), end in zip(rows.items(), ends, strict=True)
-    ]
+        return rows | {"K": tile.block_kv * width, "V": tile.block_kv * width_v}
+    return rows | {
+        f"K and V, ring slot {i}": tile.block_kv * widest for i in range(2 * tile.stages)
+    }
+
+
+def _walked(kernel: KernelSpec) -> tuple[tuple[str, int], ...]:
+    """What a backward pass walks along, and the width of its rows."""
+    return ("Q", padded(kernel.head_dim)), ("dO", padded(kernel.head_dim_v))
 
 
 def template_root() -> Path:
@@ -173,22 +190,36 @@ def template_root() -> Path:
 
 def parameters(kernel: KernelSpec) -> str:
     """The kernel's parameter list as CUDA, in the order of ``kernel.arguments``."""
-    names = [_parameter(name, kind) for name, kind in kernel.arguments]
+    names = [_parameter(kernel, name, kind) for name, kind in kernel.arguments]
     return " " * 4 + _filled(names, indent=4, reserve=len(") {"))
 
 
-def call(kernel: KernelSpec) -> str:
+def call(kernel: KernelSpec, indent: int = _CALL_INDENT) -> str:
     """The arguments of a call whose variables bear the parameters' names."""
-    indent = len("    kernel<<<grid, kThreads, kSmemBytes>>>(")
-    return _filled([name for name, _ in kernel.arguments], indent, reserve=len(");"))
+    names = [_word(name) for name, _ in kernel.arguments]
+    return _filled(names, indent, reserve=len(");"))
 
 
-def _parameter(name: str, kind: str) -> str:
+def _word(name: str) -> str:
+    """An argument's name in C++, where ``do`` is taken."""
+    return "dO" if name == "do" else name
+
+
+def _parameter(kernel: KernelSpec, name: str, kind: str) -> str:
     if kind != "ptr":
         return f"const {ARGUMENT_TYPES[kind]} {name}"
-    if name in ("q", "k", "v"):
-        return f"const Element* __restrict__ {name}"
-    return f"{'Output' if name == 'o' else 'float'}* __restrict__ {name}"
+    return f"{_pointed(kernel.pass_, name)}* __restrict__ {_word(name)}"
+
+
+def _pointed(pass_: str, name: str) -> str:
+    """The type that a pointer argument points to."""
+    if name in ("q", "k", "v") or (pass_ == "bwd" and name in ("o", "do")):
+        return "const Element"
+    if name in ("dq", "dk", "dv"):
+        return "Element"
+    if name == "o":
+        return "Output"
+    return "const float" if pass_ == "bwd" and name == "lse" else "float"
 
 
 def _filled(items: list[str], indent: int, reserve: int) -> str:
@@ -224,11 +255,6 @@ def _environment() -> jinja2.Environment:
     helpers = {"parameters": parameters, "call": call, "memory_map": memory_map, "padded": padded}
     environment.globals.update(helpers, ctype=CTYPES.__getitem__, ptx_type=PTX_TYPES.__getitem__)
     return environment
-
-
-def padded(head_dim: int) -> int:
-    """head_dim rounded up to whole matrix instructions."""
-    return -(-head_dim // 16) * 16
 
 
 _OPEN, _CLOSE = "\ue000", "\ue001"  # private use: never in a template

@@ -14,6 +14,7 @@ import numpy as np
 
 from fasim.gpu import Gpu
 from fasim.model.tiles import Ints, Tiles, padded, round_up
+from fasim.plan import QUERY_STEP, WARP
 from fasim.problem import Problem
 
 # Registers of a thread besides its accumulators: addresses, loop state, softmax statistics ...
@@ -41,6 +42,8 @@ MANY_SCORES, SCORES_PER_LOAD = 128, 2
 WANTED_BASE, WANTED_PER_ACCUMULATOR = 62, 1.17
 # The same for a backward kernel, which keeps LSE and D of its rows too.
 BACKWARD_REGISTERS = 48
+# V2's backward kernel, which gives up none of it to LSE and D: they wait in shared memory.
+V2_BACKWARD_REGISTERS = 56
 # V3: what FA3's published tiles leave between their accumulators and the register cap.
 WGMMA_SLACK = 28
 # V3: mbarriers and alignment of the tiles to 1024 bytes.
@@ -80,8 +83,11 @@ def registers(problem: Problem, algo: str, pass_: str, tiles: Tiles) -> Ints:
 
 def granted(problem: Problem, algo: str, pass_: str, tiles: Tiles, cap: Ints) -> Ints:
     """Registers to let the compiler use, at most ``cap``: what it wants where there is room for
-    more than it needs. Backward and V3 kernels get what they need."""
+    more than it needs. V2's backward kernel gets all there is room for, as it wants more than that;
+    other backward kernels and V3's get what they need."""
     needed = registers(problem, algo, pass_, tiles)
+    if (algo, pass_) == ("v2", "bwd"):
+        return np.asarray(np.maximum(needed, cap))
     if pass_ == "bwd" or algo == "v3":
         return needed
     wanted = WANTED_BASE + WANTED_PER_ACCUMULATOR * _accumulators(problem, tiles)
@@ -113,11 +119,20 @@ def _q_tile(problem: Problem, tiles: Tiles) -> Any:
     return tiles.block_q * max(d * e, dv * problem.out_bytes)
 
 
-def _mma_bwd_smem(problem: Problem, tiles: Tiles) -> Any:
+def _v1_bwd_smem(problem: Problem, tiles: Tiles) -> Any:
     """FA2's map: K and V stay, stages of Q, one dO, then P and dS."""
     d, dv, e = _dims(problem)
     m, n = tiles.block_q, tiles.block_kv
     return (n * (d + dv) + m * (tiles.stages * d + dv) + 2 * m * n) * e
+
+
+def _v2_bwd_smem(problem: Problem, tiles: Tiles) -> Any:
+    """K and V stay; stages of Q and dO with their fp32 L and D; two of dS, as dQ comes a step late.
+    dK and dV leave through K and V."""
+    d, dv, e = _dims(problem)
+    m, n = tiles.block_q, tiles.block_kv
+    walked = tiles.stages * m * ((d + dv) * e + 8)
+    return n * (d + dv) * e + walked + 2 * m * n * e
 
 
 def _v3_bwd_smem(problem: Problem, tiles: Tiles) -> Any:
@@ -163,8 +178,15 @@ def _v1_fwd_registers(problem: Problem, tiles: Tiles) -> Ints:
     return np.asarray(np.maximum(needed, _mma_fwd_registers(problem, tiles)) + excess)
 
 
-def _mma_bwd_registers(problem: Problem, tiles: Tiles) -> Any:
+def _v1_bwd_registers(problem: Problem, tiles: Tiles) -> Any:
     return _bwd_accumulators(problem, tiles) + BACKWARD_REGISTERS
+
+
+def _v2_bwd_registers(problem: Problem, tiles: Tiles) -> Any:
+    """dK and dV of the warp's keys for the whole pass, S and dP of a step of queries."""
+    d, dv, _ = _dims(problem)
+    keys = tiles.block_kv // tiles.warps
+    return keys * (d + dv + 2 * QUERY_STEP) // WARP + V2_BACKWARD_REGISTERS
 
 
 def _v3_fwd_registers(problem: Problem, tiles: Tiles) -> Any:
@@ -193,16 +215,16 @@ _SMEM: dict[tuple[str, str], _Count] = {
     ("v1", "fwd"): _v1_fwd_smem,
     ("v2", "fwd"): _v2_fwd_smem,
     ("v3", "fwd"): _v3_fwd_smem,
-    ("v1", "bwd"): _mma_bwd_smem,
-    ("v2", "bwd"): _mma_bwd_smem,
+    ("v1", "bwd"): _v1_bwd_smem,
+    ("v2", "bwd"): _v2_bwd_smem,
     ("v3", "bwd"): _v3_bwd_smem,
 }
 _REGISTERS: dict[tuple[str, str], _Count] = {
     ("v1", "fwd"): _v1_fwd_registers,
     ("v2", "fwd"): _mma_fwd_registers,
     ("v3", "fwd"): _v3_fwd_registers,
-    ("v1", "bwd"): _mma_bwd_registers,
-    ("v2", "bwd"): _mma_bwd_registers,
+    ("v1", "bwd"): _v1_bwd_registers,
+    ("v2", "bwd"): _v2_bwd_registers,
     ("v3", "bwd"): _v3_bwd_registers,
 }
 

@@ -61,7 +61,7 @@ def issued(problem: Problem, algo: str, pass_: str, tiles: Tiles) -> Bytes:
     if algo == "standard":
         return _standard(problem, pass_)
     seen = visits(problem, tiles.block_q, tiles.block_kv)
-    return _ISSUED[algo, pass_](problem, seen)
+    return _ISSUED[algo, pass_](problem, seen, tiles.block_q)
 
 
 def _standard(problem: Problem, pass_: str) -> Bytes:
@@ -79,7 +79,7 @@ def _standard(problem: Problem, pass_: str) -> Bytes:
     return {"fwd": forward, "bwd": backward}[pass_]
 
 
-def _v1_fwd(problem: Problem, seen: Visits) -> Bytes:
+def _v1_fwd(problem: Problem, seen: Visits, block_q: Ints) -> Bytes:
     """Outer loop over K/V blocks, each loaded once a query head; inner over the q blocks that see
     it. O, m and l come back from HBM except in a q block's first step; its last writes O and LSE.
     """
@@ -106,7 +106,7 @@ def _v1_fwd(problem: Problem, seen: Visits) -> Bytes:
     )
 
 
-def _v2_fwd(problem: Problem, seen: Visits) -> Bytes:
+def _v2_fwd(problem: Problem, seen: Visits, block_q: Ints) -> Bytes:
     """Every q tile reads Q once, the K/V tiles it visits, and writes O and LSE once."""
     p, e, heads = problem, problem.element_bytes, problem.batch * problem.heads
     return Bytes.by_tensor(
@@ -119,7 +119,7 @@ def _v2_fwd(problem: Problem, seen: Visits) -> Bytes:
     )
 
 
-def _v1_bwd(problem: Problem, seen: Visits) -> Bytes:
+def _v1_bwd(problem: Problem, seen: Visits, block_q: Ints) -> Bytes:
     """Outer loop over K/V blocks; each step reads Q, O, dO and LSE of a q block and updates its
     fp32 dQ in HBM, which the first step only writes and the last turns into the result."""
     p, e, heads = problem, problem.element_bytes, problem.batch * problem.heads
@@ -136,9 +136,35 @@ def _v1_bwd(problem: Problem, seen: Visits) -> Bytes:
     return _with_kv_gradients(problem, reads, writes)
 
 
-def _v2_bwd(problem: Problem, seen: Visits) -> Bytes:
+def _v2_bwd(problem: Problem, seen: Visits, block_q: Ints) -> Bytes:
     """D = rowsum(dO * O) first; then a block per K/V tile reads Q, dO, LSE and D of every q tile
-    that sees it and adds to dQ in fp32; last dQ is rounded."""
+    that sees it, of all heads that share it, and adds to dQ in fp32, whole tiles; last dQ is
+    rounded. dK and dV are written once."""
+    p, e, heads = problem, problem.element_bytes, problem.batch * problem.heads
+    rows, all_rows, t = heads * seen.rows, heads * p.seq, Tensors.of(problem)
+    tile = heads * block_q * padded(p.head_dim) * 4  # of dQ, in every head
+    reads = {
+        "q": rows * p.head_dim * e,
+        "o": all_rows * p.head_dim_v * e,
+        "do": (rows + all_rows) * p.head_dim_v * e,
+        "lse": rows * 4,
+        "delta": rows * 4,
+        "dq_acc": tile * seen.q_tiles,
+        "k": t.k,
+        "v": t.v,
+    }
+    writes = {
+        "delta": all_rows * 4,
+        "dq_acc": tile * (seen.steps + seen.q_tiles),  # added to, after being zeroed
+        "dq": all_rows * p.head_dim * e,
+        "dk": t.k,
+        "dv": t.v,
+    }
+    return Bytes.by_tensor(reads, writes)
+
+
+def _v3_bwd(problem: Problem, seen: Visits, block_q: Ints) -> Bytes:
+    """As V2, but a block for every query head, and dQ without the padding of tiles."""
     p, e, heads = problem, problem.element_bytes, problem.batch * problem.heads
     rows, all_rows = heads * seen.rows, heads * p.seq
     reads = {
@@ -146,11 +172,11 @@ def _v2_bwd(problem: Problem, seen: Visits) -> Bytes:
         "o": all_rows * p.head_dim_v * e,
         "do": (rows + all_rows) * p.head_dim_v * e,
         "lse": rows * 4,
-        "d": rows * 4,
+        "delta": rows * 4,
         "dq_acc": all_rows * p.head_dim * 4,
     }
     writes = {
-        "d": all_rows * 4,
+        "delta": all_rows * 4,
         "dq_acc": (rows + all_rows) * p.head_dim * 4,  # added to, after being zeroed
         "dq": all_rows * p.head_dim * e,
     }
@@ -168,13 +194,13 @@ def _with_kv_gradients(problem: Problem, reads: dict[str, Any], writes: dict[str
     return Bytes.by_tensor(reads, writes | {"dk": t.k * (group + 1), "dv": t.v * (group + 1)})
 
 
-_ISSUED: dict[tuple[str, str], Callable[[Problem, Visits], Bytes]] = {
+_ISSUED: dict[tuple[str, str], Callable[[Problem, Visits, Ints], Bytes]] = {
     ("v1", "fwd"): _v1_fwd,
     ("v2", "fwd"): _v2_fwd,
     ("v3", "fwd"): _v2_fwd,
     ("v1", "bwd"): _v1_bwd,
     ("v2", "bwd"): _v2_bwd,
-    ("v3", "bwd"): _v2_bwd,
+    ("v3", "bwd"): _v3_bwd,
 }
 
 

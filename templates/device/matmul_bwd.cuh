@@ -1,0 +1,80 @@
+// ---- Matrix products on the tensor cores --------------------------------------------------------
+// Scores stand on their side: each warp owns kRowTiles x 16 keys, and lane 4 g + t holds keys g and
+// g + 8 of each, and of every 8 queries 2t and 2t + 1. So P and dS go into the products that make
+// dV and dK in the registers they came out in.
+using Scores = float[kRowTiles][kStepQ / 8][4];
+using Weights = u32[kRowTiles][kStepQ / 16][4];  // rounded, the left operand of a product
+
+template <int kTiles>
+using Accumulator = float[kRowTiles][kTiles][4];
+
+template <int kRows, int kTiles>
+__device__ __forceinline__ void zero(float (&fragment)[kRows][kTiles][4]) {
+#pragma unroll
+  for (int i = 0; i < kRows * kTiles; ++i) {
+#pragma unroll
+    for (int r = 0; r < 4; ++r) fragment[i / kTiles][i % kTiles][r] = 0.f;
+  }
+}
+
+// s = K Q^T, or V dO^T: the warp's keys against kStepQ rows of queries.
+template <int kCols>
+__device__ __forceinline__ void scores(Scores& s, const Element* keys, const Element* queries) {
+  constexpr int kRowBytes = kCols * int(sizeof(Element));
+  const int lane = threadIdx.x % 32;
+  const int key = threadIdx.x / 32 * kWarpKeys + lane % 16;
+  const int query = lane / 16 * 8 + lane % 8;
+  const u32 a_first = ptx::smem_address(chunk_at<kCols>(keys, key, lane / 16));
+  const u32 b_first = ptx::smem_address(chunk_at<kCols>(queries, query, lane / 8 % 2));
+  zero(s);
+#pragma unroll
+  for (int depth = 0; depth < kCols; depth += 16) {
+    u32 a[kRowTiles][4];
+#pragma unroll
+    for (int i = 0; i < kRowTiles; ++i) {
+      ptx::ldmatrix_x4(a[i], along_row<kCols>(a_first, depth / 8) + 16 * i * kRowBytes);
+    }
+#pragma unroll
+    for (int n = 0; n < kStepQ; n += 16) {
+      u32 b[4];
+      ptx::ldmatrix_x4(b, along_row<kCols>(b_first, depth / 8) + n * kRowBytes);
+#pragma unroll
+      for (int i = 0; i < kRowTiles; ++i) {
+        ptx::mma_m16n8k16_$(ptx_type(kernel.dtype))(s[i][n / 8], a[i], b[0], b[1]);
+        ptx::mma_m16n8k16_$(ptx_type(kernel.dtype))(s[i][n / 8 + 1], a[i], b[2], b[3]);
+      }
+    }
+  }
+}
+
+// The values, rounded, as a left operand: each lane already holds the right ones.
+__device__ __forceinline__ void round_weights(Weights& p, const Scores& s) {
+#pragma unroll
+  for (int i = 0; i < kRowTiles * kStepQ / 4; ++i) {
+    const int tile = i / (kStepQ / 4), step = i / 4 % (kStepQ / 16), part = i % 4;
+    const float (&pair)[4] = s[tile][2 * step + part / 2];
+    p[tile][step][part] = ptx::cvt_$(ptx_type(kernel.dtype))x2(pair[part % 2 * 2], pair[part % 2 * 2 + 1]);
+  }
+}
+
+// sum += P^T dO, or dS^T Q: the warp's weights times kStepQ rows of queries.
+template <int kCols>
+__device__ __forceinline__ void accumulate(Accumulator<kCols / 8>& sum, const Weights& p,
+                                           const Element* queries) {
+  constexpr int kRowBytes = kCols * int(sizeof(Element));
+  const int lane = threadIdx.x % 32;
+  const u32 first = ptx::smem_address(chunk_at<kCols>(queries, lane % 16, lane / 16));
+#pragma unroll
+  for (int query = 0; query < kStepQ; query += 16) {
+#pragma unroll
+    for (int n = 0; n < kCols; n += 16) {
+      u32 b[4];
+      ptx::ldmatrix_x4_trans(b, along_row<kCols>(first, n / 8) + query * kRowBytes);
+#pragma unroll
+      for (int i = 0; i < kRowTiles; ++i) {
+        ptx::mma_m16n8k16_$(ptx_type(kernel.dtype))(sum[i][n / 8], p[i][query / 16], b[0], b[1]);
+        ptx::mma_m16n8k16_$(ptx_type(kernel.dtype))(sum[i][n / 8 + 1], p[i][query / 16], b[2], b[3]);
+      }
+    }
+  }
+}

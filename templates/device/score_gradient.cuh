@@ -1,0 +1,61 @@
+// ---- P and dS -----------------------------------------------------------------------------------
+
+// From s = K Q^T and dp = V dO^T: s = P = exp(scale s - L) and dp = dS = P (dP - D). Both come out
+// normalised, as L is the logarithm of the row's sum. The scale of dS waits until the end.
+__device__ __forceinline__ void score_gradient(Scores& s, Scores& dp, const float* lse,
+                                               const float* delta, float scale_log2) {
+  const int column = threadIdx.x % 4 * 2;
+#pragma unroll
+  for (int n = 0; n < kStepQ / 8; ++n) {
+    const float2 l = *reinterpret_cast<const float2*>(lse + 8 * n + column);
+    const float2 d = *reinterpret_cast<const float2*>(delta + 8 * n + column);
+    const float shift[2] = {-kLog2e * l.x, -kLog2e * l.y};
+#pragma unroll
+    for (int i = 0; i < 4 * kRowTiles; ++i) {
+      const int tile = i / 4, r = i % 4;
+      const float p = ptx::ex2(fmaf(s[tile][n][r], scale_log2, shift[r % 2]));
+      s[tile][n][r] = p;
+      dp[tile][n][r] = p * (dp[tile][n][r] - (r % 2 ? d.y : d.x));
+    }
+  }
+}
+
+// The first query that sees a key. Causal is aligned bottom-right: query i sees the keys up to
+// i + seq_kv - seq_q.
+__device__ __forceinline__ int first_query_of(int key, int seq_q, int seq_kv) {
+  return kCausal ? key + seq_q - seq_kv : 0;
+}
+
+// Zeroes what no query sees and what no query is: of the warp's keys from `key` on, and the queries
+// from `query` on. After the exponential, so that no NaN of a hidden pair remains.
+__device__ __forceinline__ void mask_weights(Scores& p, Scores& ds, int key, int query, int seq_q,
+                                             int seq_kv) {
+  const int lane = threadIdx.x % 32;
+  const int column = query + lane % 4 * 2;
+#pragma unroll
+  for (int i = 0; i < 2 * kRowTiles; ++i) {
+    const int row = key + 8 * i + lane / 4;
+    const int first = (row < seq_kv ? first_query_of(row, seq_q, seq_kv) : seq_q) - column;
+#pragma unroll
+    for (int n = 0; n < kStepQ / 4; ++n) {
+      const int at = n / 2 * 8 + n % 2;
+      if (at < first || at >= seq_q - column) {
+        p[i / 2][n / 2][i % 2 * 2 + n % 2] = 0.f;
+        ds[i / 2][n / 2][i % 2 * 2 + n % 2] = 0.f;
+      }
+    }
+  }
+}
+
+// dS^T for the other warps: rows are keys, columns the queries of a tile, from `query` on these.
+__device__ __forceinline__ void share_weights(Element* tile, const Weights& ds, int query) {
+  const int lane = threadIdx.x % 32;
+  const int key = threadIdx.x / 32 * kWarpKeys + lane / 4;
+#pragma unroll
+  for (int i = 0; i < kRowTiles * kStepQ / 4; ++i) {
+    const int row_tile = i / (kStepQ / 4), step = i / 4 % (kStepQ / 16), part = i % 4;
+    const int row = key + 16 * row_tile + part % 2 * 8;
+    Element* chunk = chunk_at<kBlockQ>(tile, row, query / 8 + 2 * step + part / 2);
+    *reinterpret_cast<u32*>(chunk + lane % 4 * 2) = ds[row_tile][step][part];
+  }
+}

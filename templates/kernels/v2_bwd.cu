@@ -1,0 +1,215 @@
+// FlashAttention-2, backward (Dao 2023, algorithm 2).
+//
+// Three kernels, launched one after the other with the same arguments:
+//   prepare  D = rowsum(dO * O), one fp32 a row, and zeros for dQ
+//   main     one thread block per block of keys. It walks the queries that see them, of every head
+//            that shares them, makes P again from Q, K and L, keeps dK and dV in registers, and adds
+//            its part of dQ in HBM, in fp32
+//   finish   dQ, scaled and rounded
+//
+// dK and dV are sums in a fixed order. dQ is summed by atomic additions in any order. S and P stand
+// on their side, keys by queries, so that they feed dV and dK from registers; only dS passes through
+// shared memory, for dQ, a step later: one barrier a step is enough.
+//
+//   paper   here                    paper   here
+//   B_r     kBlockQ                 T_r     q_tiles
+//   B_c     kBlockKV                T_c     kv_tiles
+//   S, P    s (transposed)          L       lse
+//   dP, dS  dp (transposed)         D       delta
+
+//% include "device/types.cuh"
+
+// ---- Constants ----------------------------------------------------------------------------------
+//% include "parts/constants_bwd.cuh"
+constexpr int kSlotElements = kBlockQ * (kD + kDV);  // Q and dO of one tile
+constexpr int kSharedElements = kBlockKV * (kD + kDV) + 2 * kSlotElements + 2 * kBlockQ * kBlockKV;
+
+static_assert(kSharedElements * sizeof(Element) + 4 * kBlockQ * sizeof(float) == kSmemBytes,
+              "shared memory as planned");
+
+// ---- Instructions -------------------------------------------------------------------------------
+//% include "ptx/smem_address.cuh"
+//% include "ptx/cp_async.cuh"
+//% include "ptx/ex2.cuh"
+//% include "ptx/ldmatrix_x4.cuh"
+//% include "ptx/mma_m16n8k16_" ~ ptx_type(kernel.dtype) ~ ".cuh"
+//% include "ptx/cvt_" ~ ptx_type(kernel.dtype) ~ "x2.cuh"
+//% if kernel.dtype == "fp16"
+//% include "ptx/cvt_f32_f16.cuh"
+//% endif
+//% if kernel.arch in ("sm_80", "sm_86", "sm_89")
+//% include "ptx/red_add_f32.cuh"
+//% else
+//% include "ptx/red_add_f32x4.cuh"
+//% endif
+
+//% include "device/words.cuh"
+
+//% include "device/tile.cuh"
+
+//% include "device/copy_async.cuh"
+
+//% include "device/copy.cuh"
+
+//% include "device/matmul_bwd.cuh"
+
+//% include "device/score_gradient.cuh"
+
+//% include "device/query_gradient.cuh"
+
+//% include "device/store_rows.cuh"
+
+//% include "device/row_products.cuh"
+
+// ---- Kernels ------------------------------------------------------------------------------------
+// clang-format off
+extern "C" __global__ void
+$(kernel.stem)_prepare(
+$(parameters(kernel))) {
+  // clang-format on
+  const int q_blocks = (seq_q + kBlockQ - 1) / kBlockQ;
+  const i64 head_of_all = blockIdx.x / q_blocks;
+  const int first = blockIdx.x % q_blocks * kBlockQ;
+  const i64 batch = head_of_all / heads, head = head_of_all % heads;
+  o += batch * o_strides.batch + head * o_strides.head;
+  dO += batch * do_strides.batch + head * do_strides.head;
+  for (int row = threadIdx.x / kRowThreads; row < kBlockQ; row += kThreads / kRowThreads) {
+    const i64 query = first + row;
+    const bool valid = query < seq_q;
+    const float product =
+        row_product(o + query * o_strides.seq, dO + query * do_strides.seq, valid);
+    if (valid && threadIdx.x % kRowThreads == 0) delta[head_of_all * seq_q + query] = product;
+  }
+  float4* dq_tile = reinterpret_cast<float4*>(dq_acc + i64(blockIdx.x) * kBlockQ * kD);
+  for (int i = threadIdx.x; i < kBlockQ * kD / 4; i += kThreads) {
+    dq_tile[i] = make_float4(0.f, 0.f, 0.f, 0.f);
+  }
+}
+
+// clang-format off
+extern "C" __global__ void __maxnreg__(kRegisters)
+$(kernel.stem)(
+$(parameters(kernel))) {
+  // clang-format on
+  extern __shared__ __align__(128) unsigned char smem_raw[];
+  Element* k_tile = reinterpret_cast<Element*>(smem_raw);
+  Element* v_tile = k_tile + kBlockKV * kD;
+  Element* slots = v_tile + kBlockKV * kDV;  // two tiles of Q and dO
+  Element* ds_tiles = slots + 2 * kSlotElements;  // two tiles of dS, keys by queries
+  float* statistics = reinterpret_cast<float*>(ds_tiles + 2 * kBlockQ * kBlockKV);  // L and D, twice
+
+  // This block's keys. Under a causal mask the first ones are seen by the most queries.
+  const int kv_tiles = (seq_kv + kBlockKV - 1) / kBlockKV;
+  const int first_key = blockIdx.x % kv_tiles * kBlockKV;
+  const int kv_head = blockIdx.x / kv_tiles % kv_heads;
+  const i64 batch = blockIdx.x / kv_tiles / kv_heads;
+  const int keys = min(kBlockKV, seq_kv - first_key);
+  k += batch * k_strides.batch + kv_head * k_strides.head + first_key * k_strides.seq;
+  v += batch * v_strides.batch + kv_head * v_strides.head + first_key * v_strides.seq;
+  q += batch * q_strides.batch;
+  dO += batch * do_strides.batch;
+
+  // The tiles of queries that see any of them, head after head of those that share the keys.
+  const int group = heads / kv_heads;
+  const int q_blocks = (seq_q + kBlockQ - 1) / kBlockQ;
+  const int first_tile = max(0, first_query_of(first_key, seq_q, seq_kv)) / kBlockQ;
+  const int q_tiles = q_blocks - first_tile;
+  const int steps = group * q_tiles;
+  const auto head_at = [&](int t) { return kv_head * group + t / q_tiles; };
+  const auto query_at = [&](int t) { return (first_tile + t % q_tiles) * kBlockQ; };
+  const auto q_slot = [&](int t) { return slots + t % 2 * kSlotElements; };
+  const auto do_slot = [&](int t) { return slots + t % 2 * kSlotElements + kBlockQ * kD; };
+  const auto ds_tile = [&](int t) { return ds_tiles + t % 2 * kBlockQ * kBlockKV; };
+  const auto lse_slot = [&](int t) { return statistics + t % 2 * 2 * kBlockQ; };
+  const auto load = [&](int t) {
+    if (t < steps) {
+      const int head = head_at(t);
+      const i64 query = query_at(t);
+      const int rows = seq_q - int(query);
+      const Element* q_source = q + head * q_strides.head + query * q_strides.seq;
+      const Element* do_source = dO + head * do_strides.head + query * do_strides.seq;
+      const i64 row = (batch * heads + head) * seq_q + query;
+      copy_tile<kBlockQ, kD, kHeadDim>(q_slot(t), q_source, q_strides.seq, rows);
+      copy_tile<kBlockQ, kDV, kHeadDimV>(do_slot(t), do_source, do_strides.seq, rows);
+      for (int i = threadIdx.x; i < kBlockQ; i += kThreads) {
+        ptx::cp_async<4>(lse_slot(t) + i, lse + row + i, i < rows);
+        ptx::cp_async<4>(lse_slot(t) + kBlockQ + i, delta + row + i, i < rows);
+      }
+    }
+    ptx::cp_async_commit_group();
+  };
+  const auto add_dq = [&](int t) {
+    const i64 block = (batch * heads + head_at(t)) * q_blocks + query_at(t) / kBlockQ;
+    add_query_gradient(dq_acc + block * (kBlockQ * kD), ds_tile(t), k_tile);
+  };
+
+  copy_tile<kBlockKV, kD, kHeadDim>(k_tile, k, k_strides.seq, keys);
+  copy_tile<kBlockKV, kDV, kHeadDimV>(v_tile, v, v_strides.seq, keys);
+  load(0);
+
+  Accumulator<kD / 8> dk_acc;
+  Accumulator<kDV / 8> dv_acc;
+  zero(dk_acc);
+  zero(dv_acc);
+  const int warp_key = first_key + threadIdx.x / 32 * kWarpKeys;
+  const int last_key = warp_key + kWarpKeys - 1;
+  for (int t = 0; t < steps; ++t) {
+    // Tile t has arrived, and every warp is done with tile t - 1 and has left its dS.
+    ptx::cp_async_wait_group<0>();
+    __syncthreads();
+    load(t + 1);
+    if (t > 0) add_dq(t - 1);
+    const int query = query_at(t);
+    const bool masked = last_key >= seq_kv || query + kBlockQ > seq_q ||
+                        query < first_query_of(last_key, seq_q, seq_kv);
+#pragma unroll 1
+    for (int step = 0; step < kBlockQ; step += kStepQ) {
+      Scores s, dp;
+      Weights p, ds;
+      scores<kD>(s, k_tile, q_slot(t) + step * kD);
+      scores<kDV>(dp, v_tile, do_slot(t) + step * kDV);
+      score_gradient(s, dp, lse_slot(t) + step, lse_slot(t) + kBlockQ + step, scale_log2);
+      if (masked) mask_weights(s, dp, warp_key, query + step, seq_q, seq_kv);
+      round_weights(p, s);
+      round_weights(ds, dp);
+      share_weights(ds_tile(t), ds, step);
+      accumulate<kDV>(dv_acc, p, do_slot(t) + step * kDV);
+      accumulate<kD>(dk_acc, ds, q_slot(t) + step * kD);
+    }
+  }
+
+  ptx::cp_async_wait_group<0>();
+  __syncthreads();
+  if (steps > 0) add_dq(steps - 1);
+  __syncthreads();  // K's tile is free for dK
+  const i64 row = (batch * kv_heads + kv_head) * seq_kv + first_key;
+  store_rows<kD, kHeadDim>(k_tile, dk_acc, scale, dk + row * kHeadDim, keys);
+  store_rows<kDV, kHeadDimV>(v_tile, dv_acc, 1.f, dv + row * kHeadDimV, keys);
+}
+
+// clang-format off
+extern "C" __global__ void
+$(kernel.stem)_finish(
+$(parameters(kernel))) {
+  // clang-format on
+  const int q_blocks = (seq_q + kBlockQ - 1) / kBlockQ;
+  const i64 head_of_all = blockIdx.x / q_blocks;
+  const int first = blockIdx.x % q_blocks * kBlockQ;
+  const float* dq_tile = dq_acc + i64(blockIdx.x) * kBlockQ * kD;
+  const int lane = threadIdx.x % 32;
+  dq += head_of_all * seq_q * kHeadDim;
+  for (int unit = threadIdx.x / 32; unit < kUnits; unit += kWarps) {
+    const float* source = dq_tile + unit * kUnitElements;
+    for (int i = 0; i < kUnitCols / 4; ++i) {
+      const int column = unit_column(unit) + i % (kUnitCols / 8) * 8 + lane % 4 * 2;
+      const i64 query = first + unit_query(unit) + i / (kUnitCols / 8) * 16 + lane / 4;
+      float x[4];
+#pragma unroll
+      for (int r = 0; r < 4; ++r) x[r] = scale * source[unit_place(i, r)];
+      if (query < seq_q) store_two(dq + query * kHeadDim, column, x[0], x[1]);
+      if (query + 8 < seq_q) store_two(dq + (query + 8) * kHeadDim, column, x[2], x[3]);
+    }
+  }
+}
+
+//% include "parts/main_bwd.cu"

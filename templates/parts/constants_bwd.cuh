@@ -1,0 +1,20 @@
+constexpr int kHeadDim = $(kernel.head_dim);  // d, of Q and K
+constexpr int kHeadDimV = $(kernel.head_dim_v);  // of V and O
+constexpr int kD = $(padded(kernel.head_dim));  // as stored: whole 16-wide matrix steps, the rest zero
+constexpr int kDV = $(padded(kernel.head_dim_v));
+constexpr int kBlockQ = $(tile.block_q);  // B_r: queries of one tile
+constexpr int kBlockKV = $(tile.block_kv);  // B_c: keys of one tile
+constexpr int kStepKV = $(tile.keys_per_step);  // keys scored at once: all of them
+constexpr int kWarps = $(tile.warps);
+constexpr int kThreads = 32 * kWarps;
+constexpr int kWarpKeys = kBlockKV / kWarps;  // a warp owns whole keys: their dK and dV stay with it
+constexpr int kRowTiles = kWarpKeys / 16;
+constexpr int kStepQ = 32;  // queries whose scores fit the registers beside dK and dV
+constexpr int kRegisters = $(tile.registers);  // of a thread: so many that as many blocks fit an SM as planned
+constexpr int kSmemBytes = $(plan.smem_bytes);
+constexpr bool kCausal = $("true" if kernel.mask == "causal" else "false");
+constexpr int kChunkElements = 16 / int(sizeof(Element));  // of the 16-byte unit of copies
+constexpr float kLog2e = 1.442695041f;
+
+static_assert(kRowTiles * 16 * kWarps == kBlockKV, "every warp owns whole 16-key tiles");
+static_assert(kBlockQ % kStepQ == 0, "whole steps of queries");

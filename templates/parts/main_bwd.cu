@@ -1,0 +1,84 @@
+#ifdef FASIM_MAIN
+// One backward pass on pseudo-random inputs, timed: enough to profile this file by itself. L is 0
+// and O what it is, so the gradients mean nothing.
+// usage: a.out [batch [heads [kv_heads [seq_q [seq_kv]]]]]
+#include <cuda_runtime.h>
+
+#include <cstdio>
+#include <cstdlib>
+
+__global__ void fill(Element* x, i64 n, u32 seed) {
+  const i64 i = blockIdx.x * i64(blockDim.x) + threadIdx.x;
+  const u32 hash = (u32(i) * 2654435761u ^ seed) * 2246822519u;
+  const float value = float(hash >> 8) / (1 << 23) - 1.f;
+  if (i < n) x[i] = u16(ptx::cvt_$(ptx_type(kernel.dtype))x2(value, value));
+}
+
+template <typename T>
+T* device_array(i64 n) {
+  T* array = nullptr;
+  cudaMalloc(&array, n * sizeof(T) + 16);
+  cudaMemset(array, 0, n * sizeof(T) + 16);
+  return array;
+}
+
+Element* input(i64 n, u32 seed) {
+  Element* array = device_array<Element>(n);
+  fill<<<(n + 255) / 256, 256>>>(array, n, seed);
+  return array;
+}
+
+Strides contiguous(i64 heads, i64 seq, i64 head_dim) {
+  return {heads * seq * head_dim, seq * head_dim, head_dim};
+}
+
+int main(int argc, char** argv) {
+  const auto size = [&](int i, int otherwise) { return argc > i ? std::atoi(argv[i]) : otherwise; };
+  const int batch = size(1, 1), heads = size(2, 16), kv_heads = size(3, heads);
+  const int seq_q = size(4, 4096), seq_kv = size(5, seq_q);
+  const i64 rows = i64(batch) * heads * seq_q, keys = i64(batch) * kv_heads * seq_kv;
+  const Strides q_strides = contiguous(heads, seq_q, kHeadDim);
+  const Strides k_strides = contiguous(kv_heads, seq_kv, kHeadDim);
+  const Strides v_strides = contiguous(kv_heads, seq_kv, kHeadDimV);
+  const Strides o_strides = contiguous(heads, seq_q, kHeadDimV);
+  const Strides do_strides = o_strides;
+  const float scale = 1.f / sqrtf(kHeadDim), scale_log2 = kLog2e * scale;
+  const int q_grid = batch * heads * ((seq_q + kBlockQ - 1) / kBlockQ);
+  const int kv_grid = batch * kv_heads * ((seq_kv + kBlockKV - 1) / kBlockKV);
+  Element* q = input(rows * kHeadDim, 1);
+  Element* k = input(keys * kHeadDim, 2);
+  Element* v = input(keys * kHeadDimV, 3);
+  Element* o = input(rows * kHeadDimV, 4);
+  Element* dO = input(rows * kHeadDimV, 5);
+  float* lse = device_array<float>(rows);
+  float* delta = device_array<float>(rows);
+  float* dq_acc = device_array<float>(i64(q_grid) * kBlockQ * kD);
+  Element* dq = device_array<Element>(rows * kHeadDim);
+  Element* dk = device_array<Element>(keys * kHeadDim);
+  Element* dv = device_array<Element>(keys * kHeadDimV);
+  const auto prepare = $(kernel.stem)_prepare;
+  const auto kernel = $(kernel.stem);
+  const auto finish = $(kernel.stem)_finish;
+  cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSmemBytes);
+  const auto launch = [&](auto entry, int grid, int smem_bytes) {
+    // clang-format off
+    entry<<<grid, kThreads, smem_bytes>>>(
+        $(call(kernel, 8)));
+    // clang-format on
+  };
+  cudaEvent_t start, stop;
+  cudaEventCreate(&start);
+  cudaEventCreate(&stop);
+  float ms = 0;
+  for (int run = 0; run < 2; ++run) {  // the second one counts
+    cudaEventRecord(start);
+    launch(prepare, q_grid, 0);
+    launch(kernel, kv_grid, kSmemBytes);
+    launch(finish, q_grid, 0);
+    cudaEventRecord(stop);
+    cudaEventSynchronize(stop);
+    cudaEventElapsedTime(&ms, start, stop);
+  }
+  std::printf("%s, %.3f ms\n", cudaGetErrorString(cudaGetLastError()), ms);
+}
+#endif
