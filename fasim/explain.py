@@ -26,7 +26,7 @@ from fasim.model.footprint import (
 from fasim.model.occupancy import register_cap, residency
 from fasim.model.tiles import Tiles, padded, round_up
 from fasim.model.visits import visible_pairs, visits
-from fasim.plan import Tile
+from fasim.plan import QUERY_STEP, WARP, Tile
 from fasim.problem import Problem
 
 Show = Callable[[float], str]
@@ -190,13 +190,22 @@ def _q_tile(case: _Case) -> Part:
     return _product("Q tile, O leaves through it", case.tile.block_q, row)
 
 
-def _mma_bwd_smem(case: _Case) -> Iterator[Part]:
+def _v1_bwd_smem(case: _Case) -> Iterator[Part]:
     d, dv, e = case.dims
     tile = case.tile
     yield _product("K and V", tile.block_kv, d + dv, e)
     yield _product("stages of Q", tile.stages, tile.block_q, d, e)
     yield _product("dO", tile.block_q, dv, e)
     yield _product("P and dS", 2, tile.block_q, tile.block_kv, e)
+
+
+def _v2_bwd_smem(case: _Case) -> Iterator[Part]:
+    d, dv, e = case.dims
+    tile = case.tile
+    yield _product("K and V", tile.block_kv, d + dv, e)
+    yield _product("stages of Q and dO", tile.stages, tile.block_q, d + dv, e)
+    yield _product("two of dS", 2, tile.block_q, tile.block_kv, e)
+    yield _product("their L and D", tile.stages, tile.block_q, 8)
 
 
 def _v3_bwd_smem(case: _Case) -> Iterator[Part]:
@@ -213,8 +222,8 @@ _SMEM: dict[tuple[str, str], Callable[[_Case], Iterator[Part]]] = {
     ("v1", "fwd"): _v1_smem,
     ("v2", "fwd"): _v2_smem,
     ("v3", "fwd"): _v3_smem,
-    ("v1", "bwd"): _mma_bwd_smem,
-    ("v2", "bwd"): _mma_bwd_smem,
+    ("v1", "bwd"): _v1_bwd_smem,
+    ("v2", "bwd"): _v2_bwd_smem,
     ("v3", "bwd"): _v3_bwd_smem,
 }
 
@@ -314,6 +323,11 @@ def _registers(case: _Case) -> Term:
 def _grant(case: _Case, needed: int) -> Iterator[str]:
     """What the compiler may use: what the kernel wants, held to what the residency leaves."""
     entry, gpu = case.entry, case.gpu
+    if (entry.algo, entry.pass_) == ("v2", "bwd"):
+        granted = entry.registers
+        yield f"granted {granted}: all there is room for, as the kernel wants more than it needs"
+        yield f"the compiler is held to it: __maxnreg__({granted})"
+        return
     if entry.algo == "v3" or entry.pass_ == "bwd":
         yield f"granted {needed}: what it needs, at most {_ceiling(case)}"
         return
@@ -429,12 +443,21 @@ def _bwd_registers(case: _Case) -> Iterator[Part]:
     yield Part("the rest", "", slack)
 
 
+def _v2_bwd_registers(case: _Case) -> Iterator[Part]:
+    d, dv, _ = case.dims
+    keys = case.tile.block_kv // case.tile.warps
+    yield Part("dK, dV", f"{keys} keys a warp x {d + dv} / {WARP}", keys * (d + dv) // WARP)
+    scores = keys * 2 * QUERY_STEP // WARP
+    yield Part("S, dP", f"{keys} keys a warp x 2 x {QUERY_STEP} queries / {WARP}", scores)
+    yield Part("the rest", "", footprint.V2_BACKWARD_REGISTERS)
+
+
 _REGISTERS: dict[tuple[str, str], Callable[[_Case], Iterator[Part]]] = {
     ("v1", "fwd"): _v1_fwd_registers,
     ("v2", "fwd"): _mma_fwd_registers,
     ("v3", "fwd"): _v3_fwd_registers,
     ("v1", "bwd"): _bwd_registers,
-    ("v2", "bwd"): _bwd_registers,
+    ("v2", "bwd"): _v2_bwd_registers,
     ("v3", "bwd"): _bwd_registers,
 }
 

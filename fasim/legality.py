@@ -78,8 +78,8 @@ class Case:
 
     @property
     def grid(self) -> Ints:
-        """Blocks of a launch: per head one (V1), or one a q tile, backward one a K/V tile (V2: of each
-        kv head)."""
+        """Blocks of a launch: per head one (V1), or one a q tile, backward one a K/V tile; those of
+        V2 belong to a kv head."""
         p, tiles = self.problem, self.tiles
         heads = p.batch * p.heads
         if self.algo == "v1":

@@ -81,16 +81,29 @@ class Case:
         return plan.problem.with_(**changes, scale=scale)
 
     def arrays(self, plan: Plan) -> dict[str, Array]:
-        """q, k and v in the kernel's type, contiguous."""
+        """The kernel's inputs, contiguous: q, k and v in its type; of a backward kernel also do,
+        unit normal, and the o and lse that belong to them."""
         problem, rng = self.problem(plan), np.random.default_rng(self.seed)
         shapes = tensor_shapes(problem)
         drawn = {name: rng.standard_normal(shapes[name]) for name in ("q", "k", "v")}
         made = VALUES[self.values](drawn, problem, plan.kernel.tile)
-        return {name: x.astype(DTYPES[plan.kernel.dtype]) for name, x in made.items()}
+        if plan.kernel.pass_ == "bwd":
+            made["do"] = rng.standard_normal(shapes["do"])
+        arrays = {name: x.astype(DTYPES[plan.kernel.dtype]) for name, x in made.items()}
+        return after_forward(arrays, problem) if plan.kernel.pass_ == "bwd" else arrays
 
     def rng(self) -> np.random.Generator:
         """Choices a property makes (a permutation, a cut), apart from those of the values."""
         return np.random.default_rng([self.seed, 1])
+
+
+def after_forward(arrays: Mapping[str, Array], problem: Problem) -> dict[str, Array]:
+    """The inputs of a backward pass: q, k, v and do, and o and lse as a perfect forward pass leaves
+    them, rounded to their types."""
+    q, k, v = (arrays[name] for name in ("q", "k", "v"))
+    o, lse = reference.attention(q, k, v, **reference.options_of(problem))
+    with np.errstate(over="ignore"):
+        return {**arrays, "o": o.astype(q.dtype), "lse": lse.astype(np.float32)}
 
 
 Values = Callable[[dict[str, Array], Problem, Tile], dict[str, Array]]
@@ -145,13 +158,16 @@ VALUES: dict[str, Values] = {
 EXACT_SCORES = ("equal", "huge")  # every key has the same score, whatever the order of the sum
 
 
+NO_GRADIENT = ("huge",)  # values whose lse fp32 cannot hold: P cannot come back from it
+
+
 def lay_out(x: Array, layout: str) -> Array:
     """The values of a (batch, heads, seq, head_dim) array in another place in memory.
 
     What lies between its rows is NaN. Rows stay 16 bytes apart from where they were, so alignment
-    does not change.
+    does not change. Kernels take other arrays, such as lse, contiguous only: they stay.
     """
-    if layout == "contiguous":
+    if layout == "contiguous" or x.ndim != 4:
         return x
     batch, heads, seq, dim = x.shape
     pad = 16 // x.itemsize
@@ -175,11 +191,15 @@ def cases(plan: Plan) -> st.SearchStrategy[Case]:
         group=st.sampled_from(GROUPS),
         seq=_lengths(tile.block_q),
         seq_kv=_lengths(tile.block_kv, tile.keys_per_step),
-        values=st.sampled_from(tuple(VALUES)),
+        values=st.sampled_from([v for v in VALUES if v not in _impossible(plan)]),
         layout=st.sampled_from(LAYOUTS),
         scale=st.sampled_from(SCALES),
         seed=st.integers(0, 999),
     )
+
+
+def _impossible(plan: Plan) -> tuple[str, ...]:
+    return NO_GRADIENT if plan.kernel.pass_ == "bwd" else ()
 
 
 def _sized(*, batch: int, kv_heads: int, group: int, seq: int, seq_kv: int, **rest: Any) -> Case:
@@ -232,6 +252,42 @@ def expected(arrays: Mapping[str, Array], problem: Problem, *, values: str = "no
     if values == "normal":
         tolerance[:, :, strict_rows(problem)] = STRICT_FP32
     return Expected(o, both.lse, tolerance, lse_tolerance(both.lse, scores), magnitude)
+
+
+Wanted = dict[str, tuple[Array, Array]]  # each output's float64 value and tolerance
+
+
+def expected_gradients(arrays: Mapping[str, Array], problem: Problem) -> Wanted:
+    """Reference and tolerances of dq, dk and dv, for the inputs of a backward problem.
+
+    The contract's, with the absolute sums of each gradient, and a term for P, which comes from
+    scores and lse in fp32: a relative error of their rounding, in a row or in all that a key sees.
+    """
+    q, k, v, do = (arrays[name] for name in ("q", "k", "v", "do"))
+    options = reference.options_of(problem)
+    want = reference.gradients(q, k, v, do, **options)
+    sums = reference.gradient_sums(q, k, v, do, **options)
+    standard = reference.standard_gradients(q, k, v, arrays["o"], do, problem.dtype, **options)
+    lse = np.where(np.isfinite(arrays["lse"]), np.abs(arrays["lse"]), 0.0)
+    rows = score_rounding(q, k, problem) + 4 * UNIT_ROUNDOFF["fp32"] * lse
+    keys = rows.reshape(problem.batch, problem.kv_heads, -1).max(axis=2, initial=0.0)[..., None]
+    found: Wanted = {}
+    for name, ref, size, other, rounding in zip(
+        ("dq", "dk", "dv"), want, sums, standard, (rows, keys, keys), strict=True
+    ):
+        limit = _gradient_contract(ref, size, other, problem.dtype)
+        found[name] = ref, limit + rounding[..., None] * (size + abs(ref))
+    return found
+
+
+def _gradient_contract(ref: Array, size: Array, standard: Array, dtype: str) -> Array | float:
+    """The tolerance of the numerics contract for one gradient, whose sum has absolute value
+    ``size`` and whose same-precision result is ``standard``."""
+    if dtype != "fp32" and ref.size < MANY_OUTPUTS:
+        each: Array = 1.25 * UNIT_ROUNDOFF[dtype] * (size + abs(ref)) + 1e-6
+        return each
+    error = np.abs(standard.astype(np.float64) - ref).max(initial=0.0)
+    return yardstick(dtype, float(error), abs(ref).max(initial=0.0))
 
 
 def _contract(
@@ -371,6 +427,14 @@ class Trial:
         return expected(self.arrays, self.problem, values=self.case.values)
 
     @cached_property
+    def wanted(self) -> Wanted:
+        """Of every output the float64 value and how far each element may be from it."""
+        if self.kernel.plan.kernel.pass_ == "bwd":
+            return expected_gradients(self.arrays, self.problem)
+        want = self.expected
+        return {"o": (want.o, want.o_tolerance), "lse": (want.lse, want.lse_tolerance)}
+
+    @cached_property
     def first_run(self) -> tuple[Outputs, Execution | None]:
         """Outputs of the case as drawn, layout included, and what it took where that is counted."""
         outputs = self.run({n: lay_out(x, self.case.layout) for n, x in self.arrays.items()})
@@ -386,8 +450,27 @@ class Trial:
         assert executed is not None, "properties that count skip the runners that do not"
         return executed
 
+    def check_same(
+        self,
+        name: str,
+        got: Array,
+        want: Array,
+        what: str,
+        where: Array | None = None,
+        part: slice = slice(None),
+    ) -> None:
+        """Raises Mismatch unless one output, of a ``part`` of the batch, is the same in two runs:
+        bit for bit if the plan says that it repeats, else up to the order of its sum."""
+        if self.kernel.plan.kernel.repeats(name):
+            return _same_bits(name, got, want, what, where)
+        picked = np.full(got.shape, True) if where is None else where
+        limit = np.where(picked, 2 * self.wanted[name][1], np.inf)[part]
+        got, want = (np.where(picked[part], x.astype(np.float64), 0.0) for x in (got, want))
+        worst_error(name, got, want, limit)
+        return None
+
     def run(self, arrays: Mapping[str, Array], **changes: int) -> Outputs:
-        """Outputs for other arrays, of the case's problem with ``changes`` (seq, seq_kv)."""
+        """Outputs for other arrays, of the case's problem with ``changes`` (batch, seq, seq_kv)."""
         problem = self.problem.with_(scale=self.problem.scale, **changes)
         strides = {name: _steps(x) for name, x in arrays.items()}
         launch = self.kernel.plan.launch_for(problem, strides)
@@ -409,21 +492,18 @@ def outputs_are_fully_written(trial: Trial) -> float:
 
 
 def repeated_runs_are_identical(trial: Trial) -> float:
-    """Three runs on the same input agree bit for bit."""
+    """Three runs on the same input agree bit for bit in all that the plan says repeats."""
     arrays = {n: lay_out(x, trial.case.layout) for n, x in trial.arrays.items()}
     for _ in range(2):
         for name, x in trial.run(arrays).items():
-            _same_bits(name, x, trial.outputs[name], "a second run gave other bits")
+            trial.check_same(name, x, trial.outputs[name], "a second run gave other bits")
     return 0.0
 
 
 def matches_float64(trial: Trial) -> float:
-    """o and lse are within the contract's tolerance of the float64 reference."""
-    want, got = trial.expected, trial.outputs
-    return max(
-        worst_error("o", got["o"], want.o, want.o_tolerance),
-        worst_error("lse", got["lse"], want.lse, want.lse_tolerance),
-    )
+    """Every output is within the contract's tolerance of the float64 reference."""
+    wanted = trial.wanted.items()
+    return max(worst_error(name, trial.outputs[name], *limits) for name, limits in wanted)
 
 
 def poisoned_padding_never_leaks(trial: Trial) -> float:
@@ -432,30 +512,49 @@ def poisoned_padding_never_leaks(trial: Trial) -> float:
     for layout in LAYOUTS[1:]:
         got = trial.run({name: lay_out(x, layout) for name, x in trial.arrays.items()})
         for name, x in got.items():
-            _same_bits(name, x, compact[name], f"NaN around the {layout} arrays changed a result")
+            what = f"NaN around the {layout} arrays changed a result"
+            trial.check_same(name, x, compact[name], what)
     return 0.0
 
 
 def nan_stays_in_its_row(trial: Trial) -> float:
     """A NaN reaches every result that sees it, and leaves the bits of all others alone."""
-    names = [n for n in ("q", "k", "v") if trial.arrays[n].size]
-    if trial.problem.causal and "v" in names:
-        names.remove("v")  # a hidden value still meets its weight, 0
+    names = [n for n in _spread(trial) if trial.arrays[n].size]
     if not names:
         raise Unsuitable
     rng, arrays = trial.case.rng(), {n: x.copy() for n, x in trial.arrays.items()}
     hit = arrays[names[rng.integers(len(names))]]
     hit[tuple(rng.integers(hit.shape))] = np.nan
+    want = _with_nan(trial, arrays)
     clean, got = trial.run(trial.arrays), trial.run(arrays)
-    want = reference.attention(*arrays.values(), **reference.options_of(trial.problem))
-    for name, ref in (("o", want.o), ("lse", want.lse)):
+    for name, ref in want.items():
         lost = np.argwhere(np.isnan(ref) & ~np.isnan(got[name].astype(np.float64)))
         if len(lost):
             raise Mismatch(
                 "a NaN in the input was lost", _place(name, tuple(lost[0])), 0.0, math.nan
             )
-        _same_bits(name, got[name], clean[name], "a NaN changed another row", ~np.isnan(ref))
+        what = "a NaN changed another row"
+        trial.check_same(name, got[name], clean[name], what, ~np.isnan(ref))
     return 0.0
+
+
+def _spread(trial: Trial) -> tuple[str, ...]:
+    """Inputs whose NaN goes where mathematics sends it. Under a causal mask a weight of 0 of a
+    hidden pair still meets v forward, and backward all but v, which only makes dP."""
+    backward = trial.kernel.plan.kernel.pass_ == "bwd"
+    if trial.problem.causal:
+        return ("v",) if backward else ("q", "k")
+    return ("q", "k", "v", "do") if backward else ("q", "k", "v")
+
+
+def _with_nan(trial: Trial, arrays: dict[str, Array]) -> dict[str, Array]:
+    """The float64 outputs for inputs with a NaN, which also spreads to the o and lse given."""
+    options = reference.options_of(trial.problem)
+    if trial.kernel.plan.kernel.pass_ == "fwd":
+        return reference.attention(*arrays.values(), **options)._asdict()
+    arrays.update(after_forward(arrays, trial.problem))
+    q, k, v, do = (arrays[name] for name in ("q", "k", "v", "do"))
+    return reference.gradients(q, k, v, do, **options)._asdict()
 
 
 def permuting_keys_changes_nothing(trial: Trial) -> float:
@@ -502,6 +601,37 @@ def later_keys_change_nothing(trial: Trial) -> float:
     arrays = {name: x[:, :, : rows if name == "q" else keys] for name, x in trial.arrays.items()}
     got = trial.run(arrays, seq=rows, seq_kv=keys)
     return _agree(trial, got, {name: x[:, :, :rows] for name, x in trial.outputs.items()}, rows)
+
+
+def gradients_are_linear_in_that_of_o(trial: Trial) -> float:
+    """Twice the gradient of o gives twice the gradients."""
+    twice = {**trial.arrays, "do": 2 * trial.arrays["do"]}
+    return max(
+        worst_error(name, x, 2 * trial.outputs[name].astype(np.float64), 4 * trial.wanted[name][1])
+        for name, x in trial.run(twice).items()
+    )
+
+
+def splitting_the_batch_changes_nothing(trial: Trial) -> float:
+    """Every problem of a batch gives by itself what it gives among the others."""
+    if trial.problem.batch < 2:
+        raise Unsuitable
+    for b in range(trial.problem.batch):
+        part = slice(b, b + 1)
+        got = trial.run({name: x[part] for name, x in trial.arrays.items()}, batch=1)
+        for name, x in got.items():
+            what = "a problem alone gives other bits than in its batch"
+            trial.check_same(name, x, trial.outputs[name][part], what, part=part)
+    return 0.0
+
+
+def rows_without_keys_have_no_gradient(trial: Trial) -> float:
+    """A query that sees no key has a gradient of exactly 0."""
+    blind = visible_keys(trial.problem) == 0
+    if not blind.any():
+        raise Unsuitable
+    got = trial.outputs["dq"][:, :, blind]
+    return worst_error("dq", got, np.zeros(got.shape), 0.0)
 
 
 def bytes_moved_are_bytes_predicted(trial: Trial) -> float:
@@ -556,10 +686,9 @@ def both_runners_agree(trial: Trial) -> float:
 
 def _agree(trial: Trial, got: Outputs, want: Outputs, rows: int | None = None) -> float:
     """Two results of which each may be off by its tolerance."""
-    limits = {"o": trial.expected.o_tolerance, "lse": trial.expected.lse_tolerance}
     return max(
         worst_error(name, got[name], want[name].astype(np.float64), 2 * limit[:, :, :rows])
-        for name, limit in limits.items()
+        for name, (_, limit) in trial.wanted.items()
     )
 
 
@@ -569,17 +698,20 @@ Skip = Callable[[Plan, Runner], str]
 
 @dataclass(frozen=True)
 class Property:
-    """A sentence, how to check it on one trial (the worst error as a share of its tolerance), and
-    why some kernels or runners skip it."""
+    """A sentence, how to check it on one trial (the worst error as a share of its tolerance), why
+    some kernels or runners skip it, and the passes it speaks of."""
 
     check: Check
     skip: Skip | None = None
+    passes: tuple[str, ...] = ("fwd", "bwd")
 
     @property
     def name(self) -> str:
         return self.check.__name__
 
     def skipped(self, plan: Plan, runner: Runner) -> str:
+        if plan.kernel.pass_ not in self.passes:
+            return f"it speaks of {' and '.join(self.passes)} kernels"
         return self.skip(plan, runner) if self.skip else ""
 
 
@@ -612,9 +744,12 @@ PROPERTIES = (
     Property(matches_float64),
     Property(poisoned_padding_never_leaks, _no_memory),
     Property(nan_stays_in_its_row),
-    Property(permuting_keys_changes_nothing, _if_causal),
-    Property(splitting_keys_and_merging_by_lse_gives_the_whole, _if_causal),
-    Property(later_keys_change_nothing, _unless_causal),
+    Property(permuting_keys_changes_nothing, _if_causal, ("fwd",)),
+    Property(splitting_keys_and_merging_by_lse_gives_the_whole, _if_causal, ("fwd",)),
+    Property(later_keys_change_nothing, _unless_causal, ("fwd",)),
+    Property(gradients_are_linear_in_that_of_o, passes=("bwd",)),
+    Property(splitting_the_batch_changes_nothing, passes=("bwd",)),
+    Property(rows_without_keys_have_no_gradient, _unless_causal, ("bwd",)),
     Property(bytes_moved_are_bytes_predicted, _unless_counted),
     Property(matrix_instructions_do_the_flops_predicted, _unless_matrices),
     Property(main_loop_has_no_bank_conflicts, _unless_counted),
@@ -755,7 +890,8 @@ def verify(
         property_, case = parse_replay(replay)
         outcomes = [_Search(property_, kernel, runner, histogram, beside).replay(case)]
     else:
-        tried = (*PROPERTIES, AGREEMENT) if beside else PROPERTIES
+        known = (*PROPERTIES, AGREEMENT) if beside else PROPERTIES
+        tried = [p for p in known if kernel.plan.kernel.pass_ in p.passes]
         searches = (_Search(p, kernel, runner, histogram, beside) for p in tried)
         outcomes = list(_outcomes(searches, examples, seed))
     return Report(

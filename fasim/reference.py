@@ -144,20 +144,50 @@ def gradients(q: Array, k: Array, v: Array, do: Array, **options: Unpack[Options
     With P the probabilities: dV = Pᵀ dO, dP = dO Vᵀ, dS = P (dP - rowsum(P dP)), carried back
     through softcap and scale to dQ = dS K and dK = dSᵀ Q. Shared heads sum over their group.
     """
-    score = _Score.of(q, k, v, np.float64, options)
-    dq, dk, dv = (np.zeros(x.shape) for x in (q, k, v))
-    for b, h in np.ndindex(*q.shape[:2]):
-        shared = h // (q.shape[1] // k.shape[1])
-        kh, vh = (x[b, shared].astype(np.float64) for x in (k, v))
-        for rows in _chunks(np.arange(q.shape[2]), k.shape[2]):
-            qh, doh = (x[b, h, rows].astype(np.float64) for x in (q, do))
-            s = score(b, h, rows, qh, kh)
-            p = _softmax(s.value)[0]
-            ds = _score_gradient(p, doh @ vh.T, s) * score.scale
-            dq[b, h, rows] = _sum_visible(ds, s.visible, kh)
-            dk[b, shared] += _sum_visible(ds.T, s.visible.T, qh)
-            dv[b, shared] += _sum_visible(p.T, s.visible.T, doh)
-    return Gradients(dq, dk, dv)
+
+    def of_scores(p: Array, dp: Array, s: _Scored, b: int, h: int, rows: Array) -> Array:
+        return _score_gradient(p, dp, s)
+
+    return _differentiate(q, k, v, do, np.float64, of_scores, options)
+
+
+@np.errstate(all="ignore")
+def standard_gradients(
+    q: Array, k: Array, v: Array, o: Array, do: Array, dtype: str, **options: Unpack[Options]
+) -> Gradients:
+    """Gradients of standard attention in ``dtype`` (fp32, fp16, bf16): the yardstick of theirs.
+
+    P and dP are fp32, D = rowsum(dO * O) takes the O of that type, as it was kept; P and dS are
+    rounded before their products, which accumulate in fp32, and the gradients after.
+    """
+    _unit_roundoff(dtype)
+    kind = DTYPES[dtype]
+
+    def rounded(x: Array) -> Array:
+        return _cast(_cast(x, kind), np.float32)
+
+    def of_scores(p: Array, dp: Array, s: _Scored, b: int, h: int, rows: Array) -> Array:
+        kept, given = (x[b, h, rows].astype(np.float32) for x in (o, do))
+        delta = (kept * given).sum(axis=1, keepdims=True)
+        return rounded(np.where(s.visible, p * (dp - delta) * s.slope, 0))
+
+    found = _differentiate(q, k, v, do, np.float32, of_scores, options, rounded)
+    return Gradients(*(_cast(x, kind) for x in found))
+
+
+@np.errstate(all="ignore")
+def gradient_sums(q: Array, k: Array, v: Array, do: Array, **options: Unpack[Options]) -> Gradients:
+    """What the gradients' sums add up, in absolute values: the P|V| of each of them.
+
+    |dV| <= Pᵀ|dO|, and with |dP| <= |dO||V|ᵀ, |dS| <= P (|dP| + rowsum(P |dP|)).
+    """
+
+    def of_scores(p: Array, dp: Array, s: _Scored, b: int, h: int, rows: Array) -> Array:
+        weighted = np.where(s.visible, p * dp, 0)
+        total = weighted.sum(axis=1, keepdims=True)
+        return np.where(s.visible, (weighted + p * total) * s.slope, 0)
+
+    return _differentiate(q, k, v, do, np.float64, of_scores, options, taken=np.abs)
 
 
 def attention_varlen(
@@ -347,6 +377,36 @@ def _softmax(s: Array) -> tuple[Array, Array]:
     total = p.sum(axis=1)
     p /= np.where(total == 0, 1, total).astype(s.dtype)[:, None]
     return p, top + np.log(total)
+
+
+def _differentiate(
+    q: Array,
+    k: Array,
+    v: Array,
+    do: Array,
+    precision: type[np.floating[Any]],
+    of_scores: Callable[[Array, Array, _Scored, int, int, Array], Array],
+    options: Options,
+    rounded: Round = lambda x: x,
+    taken: Round = lambda x: x,
+) -> Gradients:
+    """The products that make gradients, of what is ``taken`` of each tensor. ``of_scores`` makes dS
+    from P, dP and the scores of some ``rows`` of head ``h`` of ``b``."""
+    score = _Score.of(q, k, v, precision, options)
+    dq, dk, dv = (np.zeros(x.shape, precision) for x in (q, k, v))
+    for b, h in np.ndindex(*q.shape[:2]):
+        shared = h // (q.shape[1] // k.shape[1])
+        kh, vh = (x[b, shared].astype(precision) for x in (k, v))
+        for rows in _chunks(np.arange(q.shape[2]), k.shape[2]):
+            qh, doh = (x[b, h, rows].astype(precision) for x in (q, do))
+            s = score(b, h, rows, qh, kh)
+            p = _softmax(s.value)[0]
+            dp = taken(doh) @ taken(vh).T
+            ds = of_scores(p, dp, s, b, h, rows) * precision(score.scale)
+            dq[b, h, rows] = _sum_visible(ds, s.visible, taken(kh))
+            dk[b, shared] += _sum_visible(ds.T, s.visible.T, taken(qh))
+            dv[b, shared] += _sum_visible(rounded(p).T, s.visible.T, taken(doh))
+    return Gradients(dq, dk, dv)
 
 
 def _score_gradient(p: Array, dp: Array, s: _Scored) -> Array:

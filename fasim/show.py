@@ -304,7 +304,7 @@ def _measured_facts(measured: Measurement) -> Iterator[tuple[str, str]]:
     from fasim.model import flops
 
     seconds, guess = measured.seconds, measured.predicted_s
-    useful = flops.useful(measured.problem, "fwd")
+    useful = flops.useful(measured.problem, measured.problem.pass_)
     yield "measured", f"{units.seconds(seconds)} median, spread {units.percent(measured.spread)}"
     yield "rate", f"{units.tflops(useful / seconds)} of useful work"
     if guess is None:

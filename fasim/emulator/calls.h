@@ -35,6 +35,7 @@ float cvt_from(Type type, unsigned code, unsigned line);
 unsigned cvt_f16x2_e4m3x2(unsigned pair, unsigned line);
 
 float atom_add(float* global, float x, unsigned line);
+void atom_add_x4(float* global, const float (&x)[4], unsigned line);
 unsigned atom_add(unsigned* global, unsigned x, unsigned line);
 void trap(unsigned line);
 

@@ -405,8 +405,7 @@ unsigned cvt_f16x2_e4m3x2(unsigned pair, unsigned line) {
 // ---- Atomics. PTX ISA: atom, red; relaxed: they order nothing else
 
 template <typename T>
-T add_atomically(T* address, T x, unsigned line) {
-  Worker::here().update(address, sizeof(T), at_line(line));
+T add_to(T* address, T x) {
   T old, sum;
   __atomic_load(address, &old, __ATOMIC_RELAXED);
   do {
@@ -416,7 +415,17 @@ T add_atomically(T* address, T x, unsigned line) {
   return old;
 }
 
+template <typename T>
+T add_atomically(T* address, T x, unsigned line) {
+  Worker::here().update(address, sizeof(T), at_line(line));
+  return add_to(address, x);
+}
+
 float atom_add(float* global, float x, unsigned line) { return add_atomically(global, x, line); }
+void atom_add_x4(float* global, const float (&x)[4], unsigned line) {
+  Worker::here().update(global, sizeof x, at_line(line));
+  for (int i = 0; i < 4; ++i) add_to(global + i, x[i]);
+}
 unsigned atom_add(unsigned* global, unsigned x, unsigned line) {
   return add_atomically(global, x, line);
 }

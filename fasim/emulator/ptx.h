@@ -83,6 +83,9 @@ __forceinline__ void bar_arrive(int barrier, int threads, FASIM_LINE) {
 __forceinline__ void red_add_f32(float* global, float x, FASIM_LINE) {
   emulator::atom_add(global, x, line);
 }
+__forceinline__ void red_add_f32x4(float* global, const float (&x)[4], FASIM_LINE) {
+  emulator::atom_add_x4(global, x, line);
+}
 __forceinline__ float atom_add_f32(float* global, float x, FASIM_LINE) {
   return emulator::atom_add(global, x, line);
 }

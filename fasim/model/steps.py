@@ -14,6 +14,7 @@ import numpy as np
 
 from fasim.model.silicon import Rates
 from fasim.model.tiles import Reals, Tiles, padded
+from fasim.plan import QUERY_STEP
 from fasim.problem import Problem
 
 # Instructions an element of S costs besides its exponential: max, fused multiply-add, add, half a
@@ -45,8 +46,11 @@ class Step:
 
     @property
     def longest(self) -> Reals:
-        on_chip = np.maximum(self.tensor, np.maximum(self.softmax, self.smem))
-        return np.asarray(np.maximum(on_chip, self.l2))
+        return np.asarray(np.maximum(self.longest_on_chip, self.l2))
+
+    @property
+    def longest_on_chip(self) -> Reals:
+        return np.asarray(np.maximum(self.tensor, np.maximum(self.softmax, self.smem)))
 
     @property
     def serial(self) -> Reals:
@@ -119,11 +123,6 @@ def _v1_fwd(shape: _Shape, rates: Rates) -> Step:
     return replace(step, smem=step.smem + arriving, l2=0 * step.l2)
 
 
-def _v1_bwd(shape: _Shape, rates: Rates) -> Step:
-    step = _mma_bwd(shape, rates)
-    return replace(step, l2=0 * step.l2)
-
-
 def _wgmma_fwd(shape: _Shape, rates: Rates) -> Step:
     """Every warpgroup reads K and V from shared memory, and Q; P too where it lies there."""
     p_bytes = np.where(shape.tiles.p_shared, 2 * shape.scores * shape.e, 0)
@@ -150,14 +149,28 @@ def _bwd(shape: _Shape, rates: Rates, smem: Any) -> Step:
     )
 
 
-def _mma_bwd(shape: _Shape, rates: Rates) -> Step:
+def _v1_bwd(shape: _Shape, rates: Rates) -> Step:
     """Warps in a square read an operand sqrt(warps) times; P and dS pass through shared memory."""
     m, n, d, dv = shape.m, shape.n, shape.d, shape.dv
     over_d, over_dv, over_m, over_n = d * (m + n), dv * (m + n), m * (2 * n + d + dv), n * (m + d)
     operands = (over_d + over_dv + over_m + over_n) * np.sqrt(shape.tiles.warps)
     reread = FP32_REREAD if shape.dtype == "fp32" else 1
     written = 2 * shape.scores * shape.e + shape.rows_bytes
-    return _bwd(shape, rates, operands * shape.e * reread + written)
+    step = _bwd(shape, rates, operands * shape.e * reread + written)
+    return replace(step, l2=0 * step.l2)
+
+
+def _v2_bwd(shape: _Shape, rates: Rates) -> Step:
+    """Every warp reads all of Q and dO twice, its own keys of K and V once per QUERY_STEP queries;
+    dQ's units of QUERY_STEP queries by 32 columns read dS and K; dS is written."""
+    m, n, d, e = shape.m, shape.n, shape.d, shape.e
+    walked = 2 * shape.tiles.warps * shape.rows_bytes
+    own = m // QUERY_STEP * shape.kv_bytes
+    units = m // QUERY_STEP * n * d * e + shape.scores * e * np.maximum(d // 32, 1)
+    written = shape.scores * e + shape.rows_bytes
+    busy = _busy(shape)
+    step = _bwd(shape, rates, walked + own + units + written)
+    return replace(step, tensor=step.tensor / busy, softmax=step.softmax / busy)
 
 
 def _wgmma_bwd(shape: _Shape, rates: Rates) -> Step:
@@ -175,6 +188,6 @@ _STEPS: dict[tuple[str, str], Callable[[_Shape, Rates], Step]] = {
     ("v2", "fwd"): _mma_fwd,
     ("v3", "fwd"): _wgmma_fwd,
     ("v1", "bwd"): _v1_bwd,
-    ("v2", "bwd"): _mma_bwd,
+    ("v2", "bwd"): _v2_bwd,
     ("v3", "bwd"): _wgmma_bwd,
 }

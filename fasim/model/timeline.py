@@ -34,6 +34,10 @@ FP32_PIPES_SHOW = 0.7  # fused multiply-adds take the issue slots that the reads
 # softmax that very many independent blocks of an SM would hide; n hide 1 - 1/n of it ----
 READS_SHOW = 0.1
 HIDDEN = 0.1
+# V2's backward has one barrier a step, and its warps drift between two: of all but the longest pipe
+# this share shows where a scheduler has one warp, an n-th of it where it has n; clocks of a step's
+# barrier. Not measured yet: chosen so that an A100 comes to FlashAttention-2's published rates.
+V2_BACKWARD_SHOWS, V2_BACKWARD_SYNC = 0.5, 800.0
 # Barriers, pipeline ramps and row reductions of one step of one block.
 SYNC_CLOCKS = {"fwd": 250.0, "bwd": 2000.0}
 # A block's life outside its steps: its start, first loads, last stores.
@@ -94,6 +98,7 @@ class _Flash:
         self.step = step(problem, speed, algo, pass_, tiles)
         self.seen = visits(problem, tiles.block_q, tiles.block_kv)
         self.heads = problem.batch * problem.heads
+        self.shared = problem.group if (algo, pass_) == ("v2", "bwd") else 1  # heads of a block
         self.issued = traffic.issued(problem, algo, pass_, tiles)
         self.dram = traffic.dram(problem, gpu, algo, pass_, tiles, tiles.blocks_per_sm)
 
@@ -140,6 +145,11 @@ class _Flash:
             return np.maximum(clocks, s.l2)
         independent = self._independent(resident)
         sync = SYNC_CLOCKS[self.pass_]
+        if (self.algo, self.pass_) == ("v2", "bwd"):
+            rest = V2_BACKWARD_SHOWS * (s.serial - s.longest_on_chip)
+            rest /= self._warps_a_scheduler(resident)
+            waits = (V2_BACKWARD_SYNC + self._exposed()) / independent
+            return np.maximum(s.longest_on_chip + rest + waits, s.l2)
         if self.pass_ == "bwd":
             shown = 1 - HIDDEN * (1 - 1 / independent)
             waits = (sync + self._exposed()) / independent
@@ -160,6 +170,10 @@ class _Flash:
         """Blocks that fill each other's waits on a scheduler: a block needs a warp on each."""
         return np.maximum(1.0, np.minimum(resident, resident * self.tiles.warps / 4))
 
+    def _warps_a_scheduler(self, resident: Any) -> Any:
+        """Warps that fill each other's waits on one of the four schedulers of an SM."""
+        return np.maximum(1.0, resident * self.tiles.warps / 4)
+
     def _exposed(self) -> Any:
         """Clocks a block waits for K and V, which come ``stages - 1`` steps and part of one ahead:
         K while PV runs, V while S and the softmax run. V1 waits for all it copies."""
@@ -177,7 +191,7 @@ class _Flash:
         """Clocks of the main kernel when a step costs what ``law`` says."""
         if self.algo == "v1":
             return self._one_block_a_head(law)
-        blocks = self.heads * (self.seen.q_tiles if self.pass_ == "fwd" else self.seen.kv_tiles)
+        blocks = self.heads // self.shared * (self.seen.q_tiles if self.pass_ == "fwd" else self.seen.kv_tiles)
         uniform = self.problem.mask == "full"
         return self._waves(law, blocks) if uniform else self._makespan(law, blocks)
 
@@ -194,7 +208,7 @@ class _Flash:
         ragged end, but never less than the longest block alone."""
         resident = np.clip(ceil_div(blocks, self.speed.sms), 1, self.tiles.blocks_per_sm)
         mean = self._block(law, resident)
-        longest = self._block(law, np.ones_like(resident), self.seen.longest)
+        longest = self._block(law, np.ones_like(resident), self.seen.longest * self.shared)
         tail = np.where(blocks > self.speed.sms, 0.5 * resident * mean, 0.0)
         load = np.maximum(blocks / self.speed.sms, 1.0) * mean + tail
         return np.where(blocks > 0, np.maximum(load, longest), 0.0)
@@ -203,7 +217,7 @@ class _Flash:
         """Clocks of an SM a block: its steps (the mean unless given) and its life around them."""
         per_block = self.seen.q_tiles if self.pass_ == "fwd" else self.seen.kv_tiles
         if steps is None:
-            steps = self.seen.steps / np.maximum(per_block, 1)
+            steps = self.seen.steps * self.shared / np.maximum(per_block, 1)
         life = WGMMA_BLOCK_CLOCKS if self.algo == "v3" else MMA_BLOCK_CLOCKS[self.pass_]
         ends = (life + self.step.serial / 2) / self._independent(resident)
         return steps * law(resident) + ends + self._ends_bytes() / self.speed.l2_bytes

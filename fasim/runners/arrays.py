@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from fasim import reference
 from fasim.errors import UsageError
-from fasim.plan import Launch, Scalar, contiguous_strides
+from fasim.plan import Launch, Scalar, contiguous_strides, copy_bytes
 from fasim.render import Kernel
 
 Array = NDArray[Any]
@@ -63,10 +63,19 @@ class View:
 # ---- Layouts ------------------------------------------------------------------------------------
 
 
+def alignment(name: str, launch: Launch) -> int:
+    """Bytes to which an input's rows must be aligned; 0 if the kernel takes it contiguous only."""
+    shape, dtype = launch.inputs[name]
+    return copy_bytes(shape[-1], dtype) if f"{name}_strides" in launch.scalars else 0
+
+
 def why_copy(view: View, align: int) -> str:
-    """Why a kernel that copies ``align`` bytes at a time cannot follow a layout; "" if it can."""
+    """Why a kernel that copies ``align`` bytes at a time cannot follow a layout; "" if it can.
+    ``align`` is that of ``alignment``."""
     if 0 in view.shape:
         return ""
+    if not align:
+        return _why_pack(view)
     used = [step for n, step in zip(view.shape, view.strides, strict=True) if n > 1]
     if any(step < 0 for step in used):
         return "it has negative strides"
@@ -76,6 +85,13 @@ def why_copy(view: View, align: int) -> str:
     if view.address % align or any(step % align for step in outer):
         return f"its rows are not aligned to {align} bytes"
     return ""
+
+
+def _why_pack(view: View) -> str:
+    packed = tuple(n * view.itemsize for n in contiguous_strides(view.shape))
+    if view.steps() != replace(view, strides=packed).steps():
+        return "it is not contiguous"
+    return "it is not aligned to its elements" if view.address % view.itemsize else ""
 
 
 def followable(array: Array, align: int) -> Array:

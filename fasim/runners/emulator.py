@@ -21,13 +21,14 @@ from numpy.typing import NDArray
 from fasim.emulator.build import build_kernel
 from fasim.emulator.program import Argument, Execution, Program, Span
 from fasim.errors import CheckFailed, MissingToolError
-from fasim.plan import Launch, copy_bytes
+from fasim.plan import Launch
 from fasim.render import Kernel, memory_map
 from fasim.runners.arrays import (
     DTYPES,
     POISON,
     View,
     actual_scalars,
+    alignment,
     bytes_of,
     check_array,
     check_present,
@@ -49,9 +50,10 @@ LOADED = 32  # programs that stay loaded
 class EmulatorRunner:
     """Runs generated kernels on the CPU. Raises MissingToolError if there is no C++ compiler.
 
-    A run draws ``schedules`` orders of its warps and demands the same bits from all of them; the
-    next run draws others, from ``seed`` on. ``workers`` system threads share the blocks of a launch
-    (0: all cores). ``last`` is what the latest launch executed, ``executed`` all of them.
+    A run draws ``schedules`` orders of its warps and demands the same bits from all of them, in
+    every output that the plan says repeats; the next run draws others, from ``seed`` on.
+    ``workers`` system threads share the blocks of a launch (0: all cores). ``last`` is what the
+    latest launch executed, ``executed`` all of them.
     """
 
     name = "emulator"
@@ -144,7 +146,7 @@ def _check_same(
     kernel: Kernel, first: Mapping[str, Array], other: Mapping[str, Array], seed: int
 ) -> None:
     for name, x in first.items():
-        if x.tobytes() != other[name].tobytes():
+        if kernel.plan.kernel.repeats(name) and x.tobytes() != other[name].tobytes():
             raise CheckFailed(
                 f"{kernel.stem} gives other bits when its warps run in another order",
                 where=name,
@@ -171,17 +173,16 @@ def _arguments(kernel: Kernel, arrays: Mapping[str, Array], launch: Launch) -> d
 
 def _inputs(kernel: Kernel, arrays: Mapping[str, Any], launch: Launch) -> dict[str, Array]:
     check_present(kernel, launch, arrays)
-    kinds = launch.inputs.items()
-    return {name: _input(name, arrays[name], shape, dtype) for name, (shape, dtype) in kinds}
+    return {name: _input(name, arrays[name], launch) for name in launch.inputs}
 
 
-def _input(name: str, array: Any, shape: tuple[int, ...], dtype: str) -> Array:
+def _input(name: str, array: Any, launch: Launch) -> Array:
     """A copy amid a guard, with the array's strides where the kernel can follow them; a large array
     where it lies."""
     host = host_array(name, array)
-    check_array(name, View.of(host.__array_interface__), shape, dtype)
-    align = copy_bytes(shape[-1], dtype)
     view = View.of(host.__array_interface__)
+    check_array(name, view, *launch.inputs[name])
+    align = alignment(name, launch)
     if not why_copy(view, align) and view.span_bytes() > COPIED:
         return host
     host = followable(host, align)

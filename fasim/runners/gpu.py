@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from fasim.compile import compile_kernel
 from fasim.errors import CheckFailed, MissingToolError, NoPlanError, UsageError
-from fasim.plan import Launch, Stage, copy_bytes
+from fasim.plan import Launch, Stage
 from fasim.render import Kernel
 from fasim.runners import DeviceFault
 from fasim.runners.arrays import (
@@ -34,6 +34,7 @@ from fasim.runners.arrays import (
     POISON,
     View,
     actual_scalars,
+    alignment,
     bytes_of,
     check_array,
     check_present,
@@ -339,16 +340,15 @@ def _inputs(
 ) -> dict[str, _Input]:
     check_present(kernel, launch, arrays)
     _driver().Context.synchronize()  # whatever stream the caller filled them on is done
-    kinds = launch.inputs.items()
-    return {name: _input(name, arrays[name], shape, dtype, heap) for name, (shape, dtype) in kinds}
+    return {name: _input(name, arrays[name], launch, heap) for name in launch.inputs}
 
 
-def _input(name: str, array: Any, shape: tuple[int, ...], dtype: str, heap: _Heap) -> _Input:
+def _input(name: str, array: Any, launch: Launch, heap: _Heap) -> _Input:
     interface = _device_interface(name, array)
     host = np.empty(0) if interface else host_array(name, array)
     view = View.of(interface or host.__array_interface__)
-    check_array(name, view, shape, dtype)
-    align = copy_bytes(shape[-1], dtype)
+    check_array(name, view, *launch.inputs[name])
+    align = alignment(name, launch)
     if not interface:
         return heap.upload(name, host, align)
     reason = why_copy(view, align)

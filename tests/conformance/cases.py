@@ -452,6 +452,23 @@ def _atomic() -> Case:
     )
 
 
+def _atomic_x4() -> Case:
+    rng, bins, threads = _rng("atomic_x4"), 8, 4 * 64
+    bin_of = rng.integers(0, bins, threads, dtype=np.int32)
+    x = rng.integers(-8, 9, (threads, 4)).astype(np.float32)
+    sums = np.zeros((bins, 4), np.float32)
+    np.add.at(sums, bin_of, x)
+    return Case(
+        "atomic_x4",
+        "atomic_x4",
+        grid=4,
+        block=64,
+        inputs={"bins": bin_of, "x": x.ravel()},
+        expected={"sums": sums.ravel()},
+        initial={"sums": np.zeros(4 * bins, np.float32)},
+    )
+
+
 CASES = (
     *_mma(),
     *_tile_product(),
@@ -463,4 +480,5 @@ CASES = (
     _vote(),
     *_barriers(),
     _atomic(),
+    _atomic_x4(),
 )

@@ -53,10 +53,24 @@ def test_v3_shared_memory_is_that_of_fa3(dtype, d, dv, m, n, shared, expected):
     ("d", "m", "n", "stages", "expected"),
     [(64, 128, 128, 2, 144), (128, 64, 128, 2, 144), (192, 64, 64, 2, 136), (256, 64, 64, 1, 144)],
 )
-def test_v2_backward_shared_memory_is_that_of_fa2(d, m, n, stages, expected):
+def test_v1_backward_shared_memory_is_that_of_fa2(d, m, n, stages, expected):
     tiles = one(block_q=m, block_kv=n, stages=stages, warps=8)
-    used = footprint.smem_bytes(Problem(head_dim=d), "v2", "bwd", tiles)[0]
+    used = footprint.smem_bytes(Problem(head_dim=d), "v1", "bwd", tiles)[0]
     assert used == expected * KIB
+
+
+@pytest.mark.parametrize(
+    ("d", "dv", "m", "n", "expected"),
+    [
+        (64, 64, 64, 128, (2 * 128 * 64 + 4 * 64 * 64 + 2 * 64 * 128) * 2 + 4 * 64 * 4),
+        (40, 96, 32, 64, (64 * (48 + 96) + 2 * 32 * (48 + 96) + 2 * 32 * 64) * 2 + 4 * 32 * 4),
+    ],
+)
+def test_v2_backward_shared_memory_by_hand(d, dv, m, n, expected):
+    """K and V, two tiles of Q and dO, two of dS, L and D of two tiles."""
+    tiles = one(block_q=m, block_kv=n, stages=2, warps=4)
+    problem = Problem(head_dim=d, head_dim_v=dv)
+    assert footprint.smem_bytes(problem, "v2", "bwd", tiles)[0] == expected
 
 
 def test_v3_backward_shared_memory_is_that_of_fa4():
@@ -173,11 +187,16 @@ def test_a_grant_grows_with_the_accumulators(problem, algo, tile, cap):
     assert granted(dv, keys) <= granted(min(dv + 16, 256), keys)
 
 
-@pytest.mark.parametrize(("algo", "pass_"), [("v1", "bwd"), ("v2", "bwd"), ("v3", "fwd")])
+@pytest.mark.parametrize(("algo", "pass_"), [("v1", "bwd"), ("v3", "bwd"), ("v3", "fwd")])
 def test_backward_and_v3_kernels_are_granted_what_they_need(algo, pass_):
     tiles = one(block_q=64, block_kv=64)
     needed = footprint.registers(Problem(), algo, pass_, tiles)
     assert (footprint.granted(Problem(), algo, pass_, tiles, np.array([255])) == needed).all()
+
+
+def test_v2_backward_is_granted_all_there_is_room_for():
+    tiles = one(block_q=64, block_kv=64)
+    assert footprint.granted(Problem(), "v2", "bwd", tiles, np.array([255])) == [255]
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "fp16"])

@@ -95,7 +95,7 @@ def edited(kernel: dict[str, Any], tile: dict[str, Any], **plan: Any) -> dict[st
     [
         ({"algo": "v3"}, {}, {}, "algo 'v3'"),
         ({"algo": "../v2"}, {}, {}, "algo '../v2'"),
-        ({"pass": "bwd"}, {}, {}, "pass 'bwd'"),
+        ({"pass": "train"}, {}, {}, "pass 'train'"),
         ({"dtype": "e4m3"}, {}, {}, "dtype 'e4m3'"),
         ({"out_dtype": "e5m2"}, {}, {}, "out_dtype 'e5m2'"),
         ({"mask": "window"}, {}, {}, "mask 'window'"),
