@@ -13,7 +13,7 @@ from fasim.plan import Plan
 from fasim.problem import Problem
 from fasim.render import render
 
-# (algorithm, GPU, problem): each algorithm, type and mask, on the GPUs people have, at head
+# (algorithm, GPU, problem): each algorithm, pass, type and mask, on the GPUs people have, at head
 # dimensions that fill a swizzle, half fill it, or fit nothing.
 _CHOSEN = (
     ("v1", "a100-80gb", Problem(batch=64, seq=1024, head_dim=64)),
@@ -26,6 +26,9 @@ _CHOSEN = (
     ("v2", "h200", Problem(heads=8, seq=4096, head_dim=256, dtype="bf16")),
     ("v2", "h200", Problem(seq=4096, head_dim=64, dtype="fp32", causal=True)),
     ("v2", "h200", Problem(seq=1000, head_dim=33, dtype="bf16")),
+    ("v2", "a100-80gb", Problem(batch=16, seq=1024, head_dim=64, pass_="bwd")),
+    ("v2", "h200", Problem(heads=32, kv_heads=8, seq=8192, dtype="bf16", causal=True, pass_="bwd")),
+    ("v2", "h200", Problem(seq=1000, head_dim=33, head_dim_v=48, causal=True, pass_="bwd")),
     ("v2", "4090", Problem(heads=32, seq=4096, head_dim=128, causal=True)),
     ("v2", "5090", Problem(heads=32, seq=4096, head_dim=96, head_dim_v=64, dtype="bf16")),
 )

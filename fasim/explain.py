@@ -446,10 +446,12 @@ def _bwd_registers(case: _Case) -> Iterator[Part]:
 def _v2_bwd_registers(case: _Case) -> Iterator[Part]:
     d, dv, _ = case.dims
     keys = case.tile.block_kv // case.tile.warps
-    yield Part("dK, dV", f"{keys} keys a warp x {d + dv} / {WARP}", keys * (d + dv) // WARP)
-    scores = keys * 2 * QUERY_STEP // WARP
-    yield Part("S, dP", f"{keys} keys a warp x 2 x {QUERY_STEP} queries / {WARP}", scores)
-    yield Part("the rest", "", footprint.V2_BACKWARD_REGISTERS)
+    gradients = keys * (d + dv) // WARP
+    yield Part("dK, dV", f"{keys} keys a warp x {d + dv} / {WARP}", gradients)
+    scores = (keys + 16) * QUERY_STEP // WARP
+    yield Part("S, dP", f"({keys} + 16) keys x {QUERY_STEP} queries / {WARP}", scores)
+    needed = int(footprint.registers(case.problem, "v2", "bwd", case.tiles)[0])
+    yield Part("the rest", "", needed - gradients - scores)
 
 
 _REGISTERS: dict[tuple[str, str], Callable[[_Case], Iterator[Part]]] = {

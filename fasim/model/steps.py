@@ -161,11 +161,12 @@ def _v1_bwd(shape: _Shape, rates: Rates) -> Step:
 
 
 def _v2_bwd(shape: _Shape, rates: Rates) -> Step:
-    """Every warp reads all of Q and dO twice, its own keys of K and V once per QUERY_STEP queries;
-    dQ's units of QUERY_STEP queries by 32 columns read dS and K; dS is written."""
+    """Every warp reads all of Q and dO twice, its own keys of K once per QUERY_STEP queries, of V
+    once for each 16 of its keys besides; dQ's units of QUERY_STEP queries by 32 columns read dS and
+    K; dS is written."""
     m, n, d, e = shape.m, shape.n, shape.d, shape.e
     walked = 2 * shape.tiles.warps * shape.rows_bytes
-    own = m // QUERY_STEP * shape.kv_bytes
+    own = m // QUERY_STEP * n * (d + n // shape.tiles.warps // 16 * shape.dv) * e
     units = m // QUERY_STEP * n * d * e + shape.scores * e * np.maximum(d // 32, 1)
     written = shape.scores * e + shape.rows_bytes
     busy = _busy(shape)

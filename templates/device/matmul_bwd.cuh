@@ -2,7 +2,8 @@
 // Scores stand on their side: each warp owns kRowTiles x 16 keys, and lane 4 g + t holds keys g and
 // g + 8 of each, and of every 8 queries 2t and 2t + 1. So P and dS go into the products that make
 // dV and dK in the registers they came out in.
-using Scores = float[kRowTiles][kStepQ / 8][4];
+template <int kQueries>
+using Scores = float[kRowTiles][kQueries / 8][4];
 using Weights = u32[kRowTiles][kStepQ / 16][4];  // rounded, the left operand of a product
 
 template <int kTiles>
@@ -17,9 +18,10 @@ __device__ __forceinline__ void zero(float (&fragment)[kRows][kTiles][4]) {
   }
 }
 
-// s = K Q^T, or V dO^T: the warp's keys against kStepQ rows of queries.
-template <int kCols>
-__device__ __forceinline__ void scores(Scores& s, const Element* keys, const Element* queries) {
+// s = K Q^T, or V dO^T: the warp's keys against kQueries rows of queries.
+template <int kCols, int kQueries>
+__device__ __forceinline__ void scores(Scores<kQueries>& s, const Element* keys,
+                                       const Element* queries) {
   constexpr int kRowBytes = kCols * int(sizeof(Element));
   const int lane = threadIdx.x % 32;
   const int key = threadIdx.x / 32 * kWarpKeys + lane % 16;
@@ -35,7 +37,7 @@ __device__ __forceinline__ void scores(Scores& s, const Element* keys, const Ele
       ptx::ldmatrix_x4(a[i], along_row<kCols>(a_first, depth / 8) + 16 * i * kRowBytes);
     }
 #pragma unroll
-    for (int n = 0; n < kStepQ; n += 16) {
+    for (int n = 0; n < kQueries; n += 16) {
       u32 b[4];
       ptx::ldmatrix_x4(b, along_row<kCols>(b_first, depth / 8) + n * kRowBytes);
 #pragma unroll
@@ -47,13 +49,15 @@ __device__ __forceinline__ void scores(Scores& s, const Element* keys, const Ele
   }
 }
 
-// The values, rounded, as a left operand: each lane already holds the right ones.
-__device__ __forceinline__ void round_weights(Weights& p, const Scores& s) {
+// The values, rounded, as a left operand from query `first` on: each lane already holds the right
+// ones.
+template <int kQueries>
+__device__ __forceinline__ void round_weights(Weights& p, const Scores<kQueries>& s, int first) {
 #pragma unroll
-  for (int i = 0; i < kRowTiles * kStepQ / 4; ++i) {
-    const int tile = i / (kStepQ / 4), step = i / 4 % (kStepQ / 16), part = i % 4;
+  for (int i = 0; i < kRowTiles * kQueries / 4; ++i) {
+    const int tile = i / (kQueries / 4), step = i / 4 % (kQueries / 16), part = i % 4;
     const float (&pair)[4] = s[tile][2 * step + part / 2];
-    p[tile][step][part] = ptx::cvt_$(ptx_type(kernel.dtype))x2(pair[part % 2 * 2], pair[part % 2 * 2 + 1]);
+    p[tile][first / 16 + step][part] = ptx::cvt_$(ptx_type(kernel.dtype))x2(pair[part % 2 * 2], pair[part % 2 * 2 + 1]);
   }
 }
 

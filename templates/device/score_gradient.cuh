@@ -1,21 +1,29 @@
 // ---- P and dS -----------------------------------------------------------------------------------
 
-// From s = K Q^T and dp = V dO^T: s = P = exp(scale s - L) and dp = dS = P (dP - D). Both come out
-// normalised, as L is the logarithm of the row's sum. The scale of dS waits until the end.
-__device__ __forceinline__ void score_gradient(Scores& s, Scores& dp, const float* lse,
-                                               const float* delta, float scale_log2) {
-  const int column = threadIdx.x % 4 * 2;
+// From s = K Q^T: P = exp(scale s - L), already normalised, as L is the logarithm of the row's sum.
+__device__ __forceinline__ void weights(Scores<kStepQ>& s, const float* lse, float scale_log2) {
 #pragma unroll
   for (int n = 0; n < kStepQ / 8; ++n) {
-    const float2 l = *reinterpret_cast<const float2*>(lse + 8 * n + column);
-    const float2 d = *reinterpret_cast<const float2*>(delta + 8 * n + column);
+    const float2 l = *reinterpret_cast<const float2*>(lse + 8 * n + threadIdx.x % 4 * 2);
     const float shift[2] = {-kLog2e * l.x, -kLog2e * l.y};
 #pragma unroll
     for (int i = 0; i < 4 * kRowTiles; ++i) {
-      const int tile = i / 4, r = i % 4;
-      const float p = ptx::ex2(fmaf(s[tile][n][r], scale_log2, shift[r % 2]));
-      s[tile][n][r] = p;
-      dp[tile][n][r] = p * (dp[tile][n][r] - (r % 2 ? d.y : d.x));
+      float& x = s[i / 4][n][i % 4];
+      x = ptx::ex2(fmaf(x, scale_log2, shift[i % 2]));
+    }
+  }
+}
+
+// From dp = V dO^T: dS = P (dP - D), of the queries from `first` on. Its scale waits until the end.
+__device__ __forceinline__ void score_gradient(Scores<kPartQ>& dp, const Scores<kStepQ>& p,
+                                               const float* delta, int first) {
+#pragma unroll
+  for (int n = 0; n < kPartQ / 8; ++n) {
+    const float2 d = *reinterpret_cast<const float2*>(delta + 8 * n + threadIdx.x % 4 * 2);
+#pragma unroll
+    for (int i = 0; i < 4 * kRowTiles; ++i) {
+      float& x = dp[i / 4][n][i % 4];
+      x = p[i / 4][first / 8 + n][i % 4] * (x - (i % 2 ? d.y : d.x));
     }
   }
 }
@@ -26,23 +34,21 @@ __device__ __forceinline__ int first_query_of(int key, int seq_q, int seq_kv) {
   return kCausal ? key + seq_q - seq_kv : 0;
 }
 
-// Zeroes what no query sees and what no query is: of the warp's keys from `key` on, and the queries
-// from `query` on. After the exponential, so that no NaN of a hidden pair remains.
-__device__ __forceinline__ void mask_weights(Scores& p, Scores& ds, int key, int query, int seq_q,
-                                             int seq_kv) {
+// Zeroes P or dS of hidden pairs: of the warp's keys from `key` on and the queries from `query` on.
+// Done last, so that no NaN of a hidden pair remains. Queries past the end need none: their Q, dO, L
+// and D are zeros, which make P = 1 and dS = 0, and they add nothing.
+template <int kQueries>
+__device__ __forceinline__ void mask_weights(Scores<kQueries>& weights, int key, int query,
+                                             int seq_q, int seq_kv) {
   const int lane = threadIdx.x % 32;
   const int column = query + lane % 4 * 2;
 #pragma unroll
   for (int i = 0; i < 2 * kRowTiles; ++i) {
     const int row = key + 8 * i + lane / 4;
-    const int first = (row < seq_kv ? first_query_of(row, seq_q, seq_kv) : seq_q) - column;
+    const int first = row < seq_kv ? first_query_of(row, seq_q, seq_kv) - column : kQueries;
 #pragma unroll
-    for (int n = 0; n < kStepQ / 4; ++n) {
-      const int at = n / 2 * 8 + n % 2;
-      if (at < first || at >= seq_q - column) {
-        p[i / 2][n / 2][i % 2 * 2 + n % 2] = 0.f;
-        ds[i / 2][n / 2][i % 2 * 2 + n % 2] = 0.f;
-      }
+    for (int n = 0; n < kQueries / 4; ++n) {
+      if (n / 2 * 8 + n % 2 < first) weights[i / 2][n / 2][i % 2 * 2 + n % 2] = 0.f;
     }
   }
 }

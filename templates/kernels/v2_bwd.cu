@@ -16,6 +16,8 @@
 //   B_c     kBlockKV                T_c     kv_tiles
 //   S, P    s (transposed)          L       lse
 //   dP, dS  dp (transposed)         D       delta
+//
+// P takes the place of S, and dS that of dP.
 
 //% include "device/types.cuh"
 
@@ -96,7 +98,7 @@ $(parameters(kernel))) {
   Element* v_tile = k_tile + kBlockKV * kD;
   Element* slots = v_tile + kBlockKV * kDV;  // two tiles of Q and dO
   Element* ds_tiles = slots + 2 * kSlotElements;  // two tiles of dS, keys by queries
-  float* statistics = reinterpret_cast<float*>(ds_tiles + 2 * kBlockQ * kBlockKV);  // L and D, twice
+  float* statistics = reinterpret_cast<float*>(ds_tiles + 2 * kBlockQ * kBlockKV);  // L, D; L, D
 
   // This block's keys. Under a causal mask the first ones are seen by the most queries.
   const int kv_tiles = (seq_kv + kBlockKV - 1) / kBlockKV;
@@ -121,6 +123,7 @@ $(parameters(kernel))) {
   const auto do_slot = [&](int t) { return slots + t % 2 * kSlotElements + kBlockQ * kD; };
   const auto ds_tile = [&](int t) { return ds_tiles + t % 2 * kBlockQ * kBlockKV; };
   const auto lse_slot = [&](int t) { return statistics + t % 2 * 2 * kBlockQ; };
+  const auto delta_slot = [&](int t) { return lse_slot(t) + kBlockQ; };
   const auto load = [&](int t) {
     if (t < steps) {
       const int head = head_at(t);
@@ -133,7 +136,7 @@ $(parameters(kernel))) {
       copy_tile<kBlockQ, kDV, kHeadDimV>(do_slot(t), do_source, do_strides.seq, rows);
       for (int i = threadIdx.x; i < kBlockQ; i += kThreads) {
         ptx::cp_async<4>(lse_slot(t) + i, lse + row + i, i < rows);
-        ptx::cp_async<4>(lse_slot(t) + kBlockQ + i, delta + row + i, i < rows);
+        ptx::cp_async<4>(delta_slot(t) + i, delta + row + i, i < rows);
       }
     }
     ptx::cp_async_commit_group();
@@ -160,18 +163,23 @@ $(parameters(kernel))) {
     load(t + 1);
     if (t > 0) add_dq(t - 1);
     const int query = query_at(t);
-    const bool masked = last_key >= seq_kv || query + kBlockQ > seq_q ||
-                        query < first_query_of(last_key, seq_q, seq_kv);
+    const bool masked = last_key >= seq_kv || query < first_query_of(last_key, seq_q, seq_kv);
 #pragma unroll 1
     for (int step = 0; step < kBlockQ; step += kStepQ) {
-      Scores s, dp;
+      Scores<kStepQ> s;
       Weights p, ds;
-      scores<kD>(s, k_tile, q_slot(t) + step * kD);
-      scores<kDV>(dp, v_tile, do_slot(t) + step * kDV);
-      score_gradient(s, dp, lse_slot(t) + step, lse_slot(t) + kBlockQ + step, scale_log2);
-      if (masked) mask_weights(s, dp, warp_key, query + step, seq_q, seq_kv);
-      round_weights(p, s);
-      round_weights(ds, dp);
+      scores<kD, kStepQ>(s, k_tile, q_slot(t) + step * kD);
+      weights(s, lse_slot(t) + step, scale_log2);
+      if (masked) mask_weights<kStepQ>(s, warp_key, query + step, seq_q, seq_kv);
+#pragma unroll
+      for (int part = 0; part < kStepQ; part += kPartQ) {
+        Scores<kPartQ> dp;
+        scores<kDV, kPartQ>(dp, v_tile, do_slot(t) + (step + part) * kDV);
+        score_gradient(dp, s, delta_slot(t) + step + part, part);
+        if (masked) mask_weights<kPartQ>(dp, warp_key, query + step + part, seq_q, seq_kv);
+        round_weights<kPartQ>(ds, dp, part);
+      }
+      round_weights<kStepQ>(p, s, 0);
       share_weights(ds_tile(t), ds, step);
       accumulate<kDV>(dv_acc, p, do_slot(t) + step * kDV);
       accumulate<kD>(dk_acc, ds, q_slot(t) + step * kD);

@@ -7,9 +7,10 @@ constexpr int kBlockKV = $(tile.block_kv);  // B_c: keys of one tile
 constexpr int kStepKV = $(tile.keys_per_step);  // keys scored at once: all of them
 constexpr int kWarps = $(tile.warps);
 constexpr int kThreads = 32 * kWarps;
-constexpr int kWarpKeys = kBlockKV / kWarps;  // a warp owns whole keys: their dK and dV stay with it
+constexpr int kWarpKeys = kBlockKV / kWarps;  // a warp owns whole keys, with their dK and dV
 constexpr int kRowTiles = kWarpKeys / 16;
-constexpr int kStepQ = 32;  // queries whose scores fit the registers beside dK and dV
+constexpr int kStepQ = 32;  // queries whose scores fit the registers beside dK and dV …
+constexpr int kPartQ = kStepQ / kRowTiles;  // … and whose dP fits beside those
 constexpr int kRegisters = $(tile.registers);  // of a thread: so many that as many blocks fit an SM as planned
 constexpr int kSmemBytes = $(plan.smem_bytes);
 constexpr bool kCausal = $("true" if kernel.mask == "causal" else "false");

@@ -1,0 +1,248 @@
+"""Bugs of one line that a backward kernel could have, and what must find each.
+
+As in cuda_bugs.py: a bug is planted in the text of a rendered kernel; ``found`` is the rule that
+the emulator names, or the property that fails.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cache
+
+from fasim import planner, properties
+from fasim.emulator.program import Fault
+from fasim.errors import CheckFailed
+from fasim.gpu import load
+from fasim.plan import Tile
+from fasim.problem import Problem
+from fasim.properties import Case, Trial
+from fasim.render import Kernel, parse, render
+from fasim.runners.emulator import EmulatorRunner
+
+NOTHING = "nothing"
+SEEDS = range(6)  # each draws the inputs and the schedule
+
+TILE = Tile(block_q=32, block_kv=32, warps=2, stages=2)
+PLANS: dict[str, tuple[str, Problem]] = {
+    "bf16 causal": ("h200", Problem(head_dim=32, dtype="bf16", causal=True, pass_="bwd")),
+    "fp16 full": ("a100-80gb", Problem(head_dim=40, head_dim_v=24, pass_="bwd")),
+}
+USUAL = Case(heads=2, kv_heads=1, seq=40, seq_kv=50)
+MORE_QUERIES = replace(USUAL, seq=60, seq_kv=40)
+LONG = replace(USUAL, heads=1, seq=100, seq_kv=64)
+
+
+@dataclass(frozen=True)
+class Bug:
+    """``right`` stands in the kernel of that name exactly once; ``wrong`` takes its place."""
+
+    name: str
+    kernel: str
+    right: str
+    wrong: str
+    found: str | tuple[str, ...]
+    case: Case = USUAL
+
+    def __str__(self) -> str:
+        return f"{self.kernel}: {self.name}"
+
+    @property
+    def finders(self) -> set[str]:
+        return {self.found} if isinstance(self.found, str) else set(self.found)
+
+    @property
+    def property(self) -> properties.Property:
+        """The one that must fail; for a broken rule the first, which any launch will do for."""
+        by_name = {p.name: p for p in properties.PROPERTIES if p.name in self.finders}
+        return next(iter(by_name.values()), properties.PROPERTIES[0])
+
+    def planted(self) -> Kernel:
+        source = kernel_of(self.kernel).source
+        assert source.count(self.right) == 1, f"{self}: the text to replace is not there once"
+        return parse(source.replace(self.right, self.wrong))
+
+    def finder(self, kernel: Kernel, seed: int) -> str:
+        """What finds something in the kernel: a rule, the property, or NOTHING."""
+        trial = Trial(kernel, EmulatorRunner(workers=1), replace(self.case, seed=seed))
+        try:
+            self.property.check(trial)
+        except Fault as fault:
+            return fault.rule
+        except CheckFailed:
+            return self.property.name
+        return NOTHING
+
+
+@cache
+def kernel_of(name: str) -> Kernel:
+    gpu, problem = PLANS[name]
+    entry = planner.plan(problem, load(gpu), "v2", tile=TILE)
+    assert entry.plan
+    return render(entry.plan)
+
+
+MATCHES, BYTES = "matches_float64", "bytes_moved_are_bytes_predicted"
+ARRIVED = """    ptx::cp_async_wait_group<0>();
+    __syncthreads();
+    load(t + 1);
+"""
+NEXT = "    __syncthreads();\n    load(t + 1);\n"
+
+BUGS = (
+    Bug(
+        "the tile of queries is not waited for", "bf16 causal",
+        ARRIVED, NEXT, "copy in flight",
+    ),
+    Bug(
+        "no barrier between the steps", "bf16 causal",
+        ARRIVED, ARRIVED.replace("    __syncthreads();\n", ""), ("race", "uninitialised read"),
+    ),
+    Bug(
+        "the next tile is loaded before the barrier", "fp16 full",
+        NEXT, "    load(t + 1);\n    __syncthreads();\n", "race", LONG,
+    ),
+    Bug(
+        "one tile of dS for two", "fp16 full",
+        "return ds_tiles + t % 2 * kBlockQ * kBlockKV;", "return ds_tiles;", "race",
+    ),
+    Bug(
+        "one slot of Q and dO for two", "bf16 causal",
+        "const auto q_slot = [&](int t) { return slots + t % 2 * kSlotElements; };",
+        "const auto q_slot = [&](int t) { return slots; };", ("race", "copy in flight"),
+    ),
+    Bug(
+        "one slot of L and D for two", "bf16 causal",
+        "return statistics + t % 2 * 2 * kBlockQ;", "return statistics;",
+        ("race", "copy in flight"),
+    ),
+    Bug(
+        "K is overwritten while dQ reads it", "bf16 causal",
+        "  __syncthreads();  // K's tile is free for dK\n", "", "race",
+    ),
+    Bug(
+        "dQ starts as it is", "bf16 causal",
+        "    dq_tile[i] = make_float4(0.f, 0.f, 0.f, 0.f);\n", "", "uninitialised read",
+    ),
+    Bug(
+        "half of dQ is zeroed", "fp16 full",
+        "i < kBlockQ * kD / 4; i += kThreads", "i < kBlockQ * kD / 8; i += kThreads",
+        "uninitialised read",
+    ),
+    Bug(
+        "dQ is added to by plain stores", "fp16 full",
+        "ptx::red_add_f32(unit + unit_place(i, r), x[r]);", "unit[unit_place(i, r)] += x[r];",
+        "race",
+    ),
+    Bug(
+        "the last tile of dS is forgotten", "fp16 full",
+        "  if (steps > 0) add_dq(steps - 1);\n", "", MATCHES,
+    ),
+    Bug(
+        "dS a step too late", "bf16 causal",
+        "    if (t > 0) add_dq(t - 1);\n", "    if (t > 1) add_dq(t - 2);\n", ("race", MATCHES),
+    ),
+    Bug(
+        "keys past the end keep their weight", "fp16 full",
+        "row < seq_kv ? first_query_of(row, seq_q, seq_kv) - column : kQueries;",
+        "first_query_of(row, seq_q, seq_kv) - column;", MATCHES, replace(USUAL, values="below"),
+    ),
+    Bug(
+        "P of hidden pairs is kept", "bf16 causal",
+        "      if (masked) mask_weights<kStepQ>(s, warp_key, query + step, seq_q, seq_kv);\n",
+        "", MATCHES,
+    ),
+    Bug(
+        "a NaN of a hidden pair is kept", "bf16 causal",
+        "        if (masked) mask_weights<kPartQ>(dp, warp_key, query + step + part, seq_q, seq_kv);\n",
+        "", "nan_stays_in_its_row",
+    ),
+    Bug(
+        "causal aligned top-left", "bf16 causal",
+        "return kCausal ? key + seq_q - seq_kv : 0;", "return kCausal ? key : 0;",
+        (MATCHES, BYTES), MORE_QUERIES,
+    ),
+    Bug(
+        "tiles on the diagonal run no mask", "bf16 causal",
+        "last_key >= seq_kv || query < first_query_of(last_key, seq_q, seq_kv);",
+        "last_key >= seq_kv;", MATCHES,
+    ),
+    Bug(
+        "a warp's last key is not asked for", "bf16 causal",
+        "const int last_key = warp_key + kWarpKeys - 1;", "const int last_key = warp_key;", MATCHES,
+    ),
+    Bug(
+        "the first tile of queries is left out", "bf16 causal",
+        "first_query_of(first_key, seq_q, seq_kv)) / kBlockQ;",
+        "first_query_of(first_key, seq_q, seq_kv)) / kBlockQ + (first_key > 0);", MATCHES,
+        replace(USUAL, seq=64, seq_kv=64),
+    ),
+    Bug(
+        "tiles that see nothing are walked", "bf16 causal",
+        "max(0, first_query_of(first_key, seq_q, seq_kv)) / kBlockQ;", "0;", BYTES,
+        replace(USUAL, seq=64, seq_kv=64),
+    ),
+    Bug(
+        "one head of the group for all", "bf16 causal",
+        "return kv_head * group + t / q_tiles;", "return kv_head * group;", MATCHES,
+    ),
+    Bug(
+        "the groups of heads are interleaved", "bf16 causal",
+        "return kv_head * group + t / q_tiles;", "return kv_head + t / q_tiles * kv_heads;",
+        MATCHES, replace(USUAL, heads=4, kv_heads=2),
+    ),
+    Bug(
+        "D is added", "fp16 full",
+        "* (x - (i % 2 ? d.y : d.x));", "* (x + (i % 2 ? d.y : d.x));", MATCHES,
+    ),
+    Bug(
+        "D of the wrong query", "fp16 full",
+        "* (x - (i % 2 ? d.y : d.x));", "* (x - d.x);", MATCHES,
+    ),
+    Bug(
+        "L in the other base", "bf16 causal",
+        "{-kLog2e * l.x, -kLog2e * l.y}", "{-l.x, -l.y}", MATCHES,
+    ),
+    Bug(
+        "dK without the scale", "bf16 causal",
+        "dk_acc, scale, dk + row", "dk_acc, 1.f, dk + row", MATCHES,
+    ),
+    Bug(
+        "dQ without the scale", "fp16 full",
+        "x[r] = scale * source[unit_place(i, r)];", "x[r] = source[unit_place(i, r)];", MATCHES,
+    ),
+    Bug(
+        "dQ put in order with its row tiles too close", "fp16 full",
+        "i / (kUnitCols / 8) * 16 + lane / 4;", "i / (kUnitCols / 8) * 8 + lane / 4;",
+        ("outputs_are_fully_written", MATCHES),
+    ),
+    Bug(
+        "D of rows past the end is written", "bf16 causal",
+        "if (valid && threadIdx.x % kRowThreads == 0)", "if (threadIdx.x % kRowThreads == 0)",
+        ("race", "out of bounds"),
+    ),
+    Bug(
+        "O's stride for the gradient's", "bf16 causal",
+        "dO + query * do_strides.seq, valid);", "dO + query * q_strides.head, valid);",
+        ("out of bounds", MATCHES),
+    ),
+    Bug(
+        "keys past the last are read", "bf16 causal",
+        "const int keys = min(kBlockKV, seq_kv - first_key);", "const int keys = kBlockKV;",
+        "out of bounds",
+    ),
+    Bug(
+        "queries past the last are read", "fp16 full",
+        "const int rows = seq_q - int(query);", "const int rows = kBlockQ;", "out of bounds",
+    ),
+    Bug(
+        "rows of dS not permuted alike", "bf16 causal",
+        "Element* chunk = chunk_at<kBlockQ>(tile, row, query / 8 + 2 * step + part / 2);",
+        "Element* chunk = chunk_at<kBlockQ, false>(tile, row, query / 8 + 2 * step + part / 2);",
+        MATCHES,
+    ),
+    Bug(
+        "dV from the other rounding", "fp16 full",
+        "accumulate<kDV>(dv_acc, p, do_slot(t) + step * kDV);",
+        "accumulate<kDV>(dv_acc, ds, do_slot(t) + step * kDV);", MATCHES,
+    ),
+)  # fmt: skip
