@@ -191,7 +191,11 @@ class _Flash:
         """Clocks of the main kernel when a step costs what ``law`` says."""
         if self.algo == "v1":
             return self._one_block_a_head(law)
-        blocks = self.heads // self.shared * (self.seen.q_tiles if self.pass_ == "fwd" else self.seen.kv_tiles)
+        blocks = (
+            self.heads
+            // self.shared
+            * (self.seen.q_tiles if self.pass_ == "fwd" else self.seen.kv_tiles)
+        )
         uniform = self.problem.mask == "full"
         return self._waves(law, blocks) if uniform else self._makespan(law, blocks)
 

@@ -1,4 +1,5 @@
-"""A seeded sample of accepted V1 and V2 plans: the compiler keeps what the planner promised."""
+"""A seeded sample of accepted plans, forward and backward: the compiler keeps what the planner
+promised."""
 
 import random
 from concurrent.futures import ThreadPoolExecutor
@@ -15,7 +16,7 @@ from fasim.plan import Plan
 from fasim.problem import Problem
 from fasim.render import render
 
-SAMPLE, SEED = 200, 2026
+SAMPLE, BACKWARD_SAMPLE, SEED = 200, 60, 2026
 MOST_MEAN_EXCESS = 16  # registers promised above those used
 
 GPUS = ("a100-80gb", "a10", "3090", "4090", "l40s", "h100", "h200", "5090")
@@ -32,27 +33,29 @@ class Built:
         return self.plan.registers - self.binary.resources.registers
 
 
-def draw(rng: random.Random) -> Plan | None:
+def draw(rng: random.Random, pass_: str = "fwd") -> Plan | None:
     """One legal tile of one random problem, any of them as likely."""
     head_dim = rng.choice(HEAD_DIMS)
     problem = Problem(
-        dtype=rng.choice(("fp32", "fp16", "bf16")),
+        dtype=rng.choice(("fp32", "fp16", "bf16")[pass_ == "bwd" :]),
         head_dim=head_dim,
         head_dim_v=head_dim if rng.random() < 0.8 else rng.choice(HEAD_DIMS),
         causal=rng.random() < 0.5,
+        pass_=pass_,
     )
     device, algo = gpu.load(rng.choice(GPUS)), rng.choice(("v1", "v2"))
-    tiles = planner.candidates(problem, device, algo, "fwd")
-    case = legality.Case.of(problem, device, algo, "fwd", tiles)
+    algo = algo if pass_ == "fwd" else "v2"
+    tiles = planner.candidates(problem, device, algo, pass_)
+    case = legality.Case.of(problem, device, algo, pass_, tiles)
     legal = np.flatnonzero(legality.legal(case))
     if not len(legal):
         return None
     return planner.plan(problem, device, algo, tile=tiles.tile(int(rng.choice(list(legal))))).plan
 
 
-def sample(count: int, seed: int) -> list[Plan]:
+def sample(count: int, seed: int, pass_: str = "fwd") -> list[Plan]:
     rng = random.Random(seed)
-    drawn = iter(lambda: draw(rng), object())
+    drawn = iter(lambda: draw(rng, pass_), object())
     return list(islice((plan for plan in drawn if plan), count))
 
 
@@ -75,3 +78,11 @@ def test_accepted_plans_compile_as_promised() -> None:
         built = list(pool.map(build, sample(SAMPLE, SEED)))
     assert not list(filter(None, map(broken_promise, built)))
     assert np.mean([each.excess for each in built]) <= MOST_MEAN_EXCESS
+
+
+@pytest.mark.nvcc
+@pytest.mark.slow
+def test_accepted_backward_plans_compile_as_promised() -> None:
+    with ThreadPoolExecutor(2) as pool:
+        built = list(pool.map(build, sample(BACKWARD_SAMPLE, SEED, "bwd")))
+    assert not list(filter(None, map(broken_promise, built)))

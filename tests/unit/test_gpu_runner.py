@@ -23,7 +23,14 @@ from fasim.errors import CheckFailed, MissingToolError, UsageError
 from fasim.plan import Launch, Stage
 from fasim.render import Kernel
 from fasim.runners import DeviceFault, gpu
-from fasim.runners.arrays import DTYPES, FORMATS, pack_arguments
+from fasim.runners.arrays import (
+    DTYPES,
+    FORMATS,
+    View,
+    followable,
+    pack_arguments,
+    why_copy,
+)
 
 Sketch = Callable[..., Kernel]
 
@@ -266,6 +273,22 @@ def test_the_target_is_one_the_device_runs(
 def test_a_kernel_for_another_device_is_refused(built_for: str, device: tuple[int, int]) -> None:
     with pytest.raises(UsageError, match=built_for):
         gpu.target_arch(built_for, device)
+
+
+@pytest.mark.parametrize(
+    ("array", "why"),
+    [
+        (np.zeros((2, 3, 4), np.float32), ""),
+        (np.zeros((1, 0, 4), np.float32), ""),
+        (np.zeros((1, 5, 8), np.float32)[:, 2:3, :5], ""),
+        (np.zeros((2, 3, 5), np.float32)[:, :, :4], "it is not contiguous"),
+        (np.zeros((3, 2, 4), np.float32).swapaxes(0, 1), "it is not contiguous"),
+        (np.zeros((2, 3, 4), np.float32)[::-1], "it is not contiguous"),
+    ],
+)
+def test_an_array_without_strides_must_be_contiguous(array: Any, why: str) -> None:
+    assert why_copy(View.of(array.__array_interface__), 0) == why
+    assert not why_copy(View.of(followable(array, 0).__array_interface__), 0)
 
 
 @pytest.mark.parametrize("layout", properties.LAYOUTS)

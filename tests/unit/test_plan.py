@@ -50,6 +50,61 @@ def test_v1_runs_one_block_per_head_and_asks_for_its_workspace() -> None:
     assert plan.launch_for(PLAN.problem.with_(seq=0)).stages[0].grid == 0
 
 
+BACKWARD = dataclasses.replace(
+    PLAN,
+    problem=PLAN.problem.with_(pass_="bwd"),
+    kernel=dataclasses.replace(SPEC, pass_="bwd", tile=Tile(block_q=64, block_kv=128, stages=2)),
+)
+
+
+def test_a_backward_launch_has_three_kernels_and_reads_what_the_forward_left() -> None:
+    problem = BACKWARD.problem.with_(batch=2, heads=6, kv_heads=3, seq=100, seq_kv=300)
+    launch = BACKWARD.launch_for(problem, {"do": (1, 2, 3)})
+    stem = BACKWARD.kernel.stem
+    assert [
+        (stage.entry, stage.grid, stage.block, stage.smem_bytes) for stage in launch.stages
+    ] == [
+        (f"{stem}_prepare", 2 * 6 * 2, 128, 0),
+        (stem, 2 * 3 * 3, 128, 32768),
+        (f"{stem}_finish", 2 * 6 * 2, 128, 0),
+    ]
+    assert list(launch.inputs) == ["q", "k", "v", "o", "do", "lse"]
+    assert launch.inputs["lse"] == ((2, 6, 100), "fp32")
+    assert launch.outputs["dk"] == ((2, 3, 300, 64), "fp16")
+    assert launch.workspaces["dq_acc"] == ((2, 6, 128, 64), "fp32")
+    assert launch.scalars["do_strides"] == (1, 2, 3)
+    assert launch.scalars["scale"] == problem.scale
+    names = {*launch.inputs, *launch.outputs, *launch.workspaces, *launch.scalars}
+    assert {name for name, _ in BACKWARD.kernel.arguments} == names
+    assert [BACKWARD.kernel.repeats(name) for name in ("dq", "dk", "dv")] == [False, True, True]
+
+
+@pytest.mark.parametrize(
+    ("kernel", "tile", "why"),
+    [
+        ({"algo": "v1"}, {}, "backward pass of v1"),
+        ({"dtype": "fp32", "out_dtype": "fp32"}, {}, "backward pass in fp32"),
+        ({}, {"block_q": 48}, "block_q 48 is not whole steps of 32 queries"),
+        ({}, {"block_kv": 96}, "block_kv 96 is not whole 16-key steps for each of 4 warps"),
+        ({}, {"stages": 1}, "1 stages, but a backward pass has 2"),
+        ({}, {"step_kv": 64}, "step_kv 64, but a backward pass scores all keys at once"),
+    ],
+)
+def test_a_backward_plan_that_no_template_makes_is_refused(
+    kernel: dict[str, Any], tile: dict[str, Any], why: str
+) -> None:
+    document = BACKWARD.to_json()
+    document["kernel"] |= kernel
+    document["kernel"]["tile"] |= tile
+    with pytest.raises(UsageError) as caught:
+        Plan.from_json(document)
+    assert why in caught.value.why
+
+
+def test_a_backward_plan_survives_json() -> None:
+    assert Plan.from_json(json.loads(json.dumps(BACKWARD.to_json()))) == BACKWARD
+
+
 @pytest.mark.parametrize(
     "change",
     [{"head_dim": 32}, {"dtype": "bf16"}, {"causal": True}, {"softcap": 2.0}, {"bias": "alibi"}],

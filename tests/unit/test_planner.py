@@ -268,7 +268,7 @@ def test_v100_is_planned_not_generated():
         ({"bias": "alibi"}, "alibi"),
         ({"varlen": True}, "varlen"),
         ({"dtype": "e4m3"}, "e4m3"),
-        ({"pass_": "bwd", "dtype": "fp32"}, "backward"),
+        ({"pass_": "bwd", "dtype": "fp32", "head_dim": 32}, "backward"),
         ({"pass_": "train"}, "backward"),
     ],
 )

@@ -13,8 +13,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fasim import properties, reference
+from fasim import planner, properties, reference
 from fasim.errors import UsageError
+from fasim.gpu import load
+from fasim.plan import Tile
 from fasim.problem import Problem
 from fasim.properties import Case, Mismatch, expected, lay_out, verify, worst_error
 from fasim.render import Kernel
@@ -44,6 +46,66 @@ def test_every_kind_of_values_has_a_finite_reference(
     want = expected(case.arrays(kernel.plan), case.problem(kernel.plan), values=values)
     assert np.isfinite(want.o).all()
     assert (want.o_tolerance > 0).all()
+
+
+@pytest.fixture
+def backward() -> Kernel:
+    problem = Problem(dtype="bf16", causal=True, head_dim=16, pass_="bwd")
+    tile = Tile(block_q=32, block_kv=32, warps=2, stages=2)
+    plan = planner.plan(problem, load("h200"), "v2", tile=tile).plan
+    assert plan
+    return Kernel(plan.kernel.stem, "", plan)
+
+
+@pytest.mark.parametrize(
+    "values", [v for v in properties.VALUES if v not in properties.NO_GRADIENT]
+)
+def test_every_kind_of_values_has_finite_gradients(backward: Kernel, values: str) -> None:
+    case = Case(heads=2, seq=50, seq_kv=40, values=values)
+    arrays, problem = case.arrays(backward.plan), case.problem(backward.plan)
+    assert list(arrays) == ["q", "k", "v", "do", "o", "lse"]
+    for want, tolerance in properties.expected_gradients(arrays, problem).values():
+        assert np.isfinite(want).all()
+        assert (tolerance > 0).any()
+
+
+class Gradients:
+    """A runner that gives the float64 gradients, times a factor for each of them."""
+
+    name = "float64"
+
+    def __init__(self, **factors: float) -> None:
+        self.factors = factors
+
+    def run(self, kernel: Kernel, arrays: dict[str, Any], launch: Any) -> dict[str, Any]:
+        options = {"causal": True, "scale": launch.scalars["scale"]}
+        found = reference.gradients(*(arrays[n] for n in ("q", "k", "v", "do")), **options)
+        return {
+            name: (x * self.factors.get(name, 1.0)).astype(arrays["q"].dtype)
+            for name, x in found._asdict().items()
+        }
+
+
+def test_right_gradients_hold_every_property(backward: Kernel) -> None:
+    report = verify(backward, Gradients(), examples=5)
+    report.check()
+    names = {outcome.name for outcome in report.outcomes}
+    assert "rows_without_keys_have_no_gradient" in names
+    assert "permuting_keys_changes_nothing" not in names
+
+
+@pytest.mark.parametrize("name", ["dq", "dk", "dv"])
+def test_a_wrong_gradient_is_found(backward: Kernel, name: str) -> None:
+    report = verify(backward, Gradients(**{name: 1.05}), examples=5)
+    assert report.failure
+    assert report.failure.name == "matches_float64"
+    assert report.failure.error.where.startswith(f"{name}[")
+
+
+def test_a_property_of_the_other_pass_is_skipped_with_its_reason(backward: Kernel) -> None:
+    replay = "seq=3 seq_kv=3 property=permuting_keys_changes_nothing"
+    (outcome,) = verify(backward, Gradients(), replay=replay).outcomes
+    assert outcome.skipped == "it speaks of fwd kernels"
 
 
 def test_huge_scores_are_exact_in_fp32(sketch: Sketch) -> None:

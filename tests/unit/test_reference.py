@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from fasim import reference
 from fasim.errors import UsageError
 from fasim.problem import Problem
 from fasim.reference import (
@@ -172,6 +173,24 @@ def test_gradients_sum_to_what_shifts_do(case: Case) -> None:
     sees = np.isfinite(attention(case.q, case.k, case.v, **case.options).lse)
     assert got.dv.sum() == pytest.approx(case.do[sees].sum(), abs=1e-12)
     assert not got.dq[~sees].any()
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "fp16", "bf16"])
+@pytest.mark.parametrize("options", [{}, {"causal": True}, {"softcap": 2.0}], ids=str)
+def test_standard_gradients_are_as_wrong_as_their_type(dtype: str, options: dict[str, Any]) -> None:
+    case = make(7, (1, 4, 2, 40, 50, 16, 8), **options)
+    q, k, v, do = (x.astype(reference.DTYPES[dtype]) for x in (case.q, case.k, case.v, case.do))
+    o = attention(q, k, v, **options).o.astype(q.dtype)
+    want = gradients(q, k, v, do, **options)
+    sums = reference.gradient_sums(q, k, v, do, **options)
+    got = reference.standard_gradients(q, k, v, o, do, dtype, **options)
+    unit = reference.UNIT_ROUNDOFF[dtype]
+    for x, ref, size in zip(got, want, sums, strict=True):
+        assert x.dtype == q.dtype
+        assert (abs(ref) <= size + 1e-12).all()
+        error = abs(x.astype(np.float64) - ref)
+        assert (error <= (20 if dtype == "fp32" else 3) * unit * (size + abs(ref)) + 1e-9).all()
+        assert error.max() > unit * abs(ref).max() / 64, "nothing was rounded"
 
 
 @given(cases(), st.data())

@@ -32,6 +32,19 @@ PLANS = [
 ]
 
 
+def backward(dtype: str, arch: str) -> Plan:
+    problem = Problem(dtype=dtype, head_dim=80, head_dim_v=64, causal=True, pass_="bwd")
+    spec = KernelSpec(
+        algo="v2", pass_="bwd", arch=arch, dtype=dtype, out_dtype=dtype, head_dim=80,
+        head_dim_v=64, mask="causal", tile=Tile(block_q=64, block_kv=64, stages=2),
+    )  # fmt: skip
+    smem = 2 * (64 * 144 + 2 * 64 * 144 + 2 * 64 * 64) + 4 * 64 * 4
+    return Plan(problem=problem, gpu="a100", kernel=spec, smem_bytes=smem)
+
+
+PLANS += [backward("fp16", "sm_80"), backward("bf16", "sm_90")]
+
+
 @pytest.mark.parametrize("plan", PLANS, ids=lambda plan: plan.kernel.stem)
 def test_a_file_tells_its_plan(plan: Plan) -> None:
     kernel = render(plan)

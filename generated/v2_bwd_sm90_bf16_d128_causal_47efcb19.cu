@@ -1,11 +1,11 @@
-// v2_bwd_sm90_bf16_d128_causal_048b7209
+// v2_bwd_sm90_bf16_d128_causal_47efcb19
 //
-// regenerate  fasim gen v2_bwd_sm90_bf16_d128_causal_048b7209.cu
-// compile     nvcc -std=c++17 -arch=sm_90 -cubin v2_bwd_sm90_bf16_d128_causal_048b7209.cu
-// run alone   nvcc -std=c++17 -arch=sm_90 -DFASIM_MAIN v2_bwd_sm90_bf16_d128_causal_048b7209.cu && ./a.out
-// launch      v2_bwd_sm90_bf16_d128_causal_048b7209_prepare<<<2752, 256, 0>>>, as planned
-// launch      v2_bwd_sm90_bf16_d128_causal_048b7209<<<512, 256, 214528>>>, as planned
-// launch      v2_bwd_sm90_bf16_d128_causal_048b7209_finish<<<2752, 256, 0>>>, as planned
+// regenerate  fasim gen v2_bwd_sm90_bf16_d128_causal_47efcb19.cu
+// compile     nvcc -std=c++17 -arch=sm_90 -cubin v2_bwd_sm90_bf16_d128_causal_47efcb19.cu
+// run alone   nvcc -std=c++17 -arch=sm_90 -DFASIM_MAIN v2_bwd_sm90_bf16_d128_causal_47efcb19.cu && ./a.out
+// launch      v2_bwd_sm90_bf16_d128_causal_47efcb19_prepare<<<4096, 256, 0>>>, as planned
+// launch      v2_bwd_sm90_bf16_d128_causal_47efcb19<<<512, 256, 164864>>>, as planned
+// launch      v2_bwd_sm90_bf16_d128_causal_47efcb19_finish<<<4096, 256, 0>>>, as planned
 //
 // arguments
 //   ptr    q           device memory
@@ -34,14 +34,14 @@
 // shared memory
 //   from      0   32768 bytes  K, and dK at the end
 //   from  32768   32768 bytes  V, and dV at the end
-//   from  65536   24576 bytes  Q, slot 0
-//   from  90112   24576 bytes  dO, slot 0
-//   from 114688   24576 bytes  Q, slot 1
-//   from 139264   24576 bytes  dO, slot 1
-//   from 163840   24576 bytes  dS, slot 0
-//   from 188416   24576 bytes  dS, slot 1
-//   from 212992     768 bytes  L and D, slot 0
-//   from 213760     768 bytes  L and D, slot 1
+//   from  65536   16384 bytes  Q, slot 0
+//   from  81920   16384 bytes  dO, slot 0
+//   from  98304   16384 bytes  Q, slot 1
+//   from 114688   16384 bytes  dO, slot 1
+//   from 131072   16384 bytes  dS, slot 0
+//   from 147456   16384 bytes  dS, slot 1
+//   from 163840     512 bytes  L and D, slot 0
+//   from 164352     512 bytes  L and D, slot 1
 //
 // templates, with the first 8 digits of their sha256
 //   0018da4f  device/copy.cuh
@@ -71,13 +71,13 @@
 // {"gpu": {"arch": "sm_90", "name": "h200-sxm5-141gb"}, "kernel": {"algo": "v2", "arch": "sm_90",
 // "bias": "none", "deterministic": false, "dtype": "bf16", "head_dim": 128, "head_dim_v": 128,
 // "mask": "causal", "out_dtype": "bf16", "pack_gqa": false, "pass": "bwd", "scales": "none",
-// "softcap": false, "splits": false, "tile": {"block_kv": 128, "block_q": 96, "p_in": "registers",
+// "softcap": false, "splits": false, "tile": {"block_kv": 128, "block_q": 64, "p_in": "registers",
 // "registers": 255, "stages": 2, "step_kv": 0, "warps": 8}, "varlen": false}, "problem": {"batch":
 // 1, "bias": "none", "causal": true, "deterministic": false, "dtype": "bf16", "head_dim": 128,
 // "head_dim_v": 128, "heads": 32, "incoherent": false, "kv_heads": 8, "out_dtype": "bf16", "pass":
 // "bwd", "scale": 0.08838834764831843, "scales": "tensor", "seq": 8192, "seq_kv": 8192, "softcap":
-// 0.0, "varlen": false, "window": [-1, -1]}, "schema": "fasim.plan/1", "smem_bytes": 214528}
-// ---- the rest of the file has sha256 2afff72351c72cd1ab562eb9a4bf522d918d1009c11b0a2e72a9c50597bac021
+// 0.0, "varlen": false, "window": [-1, -1]}, "schema": "fasim.plan/1", "smem_bytes": 164864}
+// ---- the rest of the file has sha256 68d6b2b542fec6e5551f685ae49c6e8319389dd77c95c9fc938301f081ecf7a6
 // FlashAttention-2, backward (Dao 2023, algorithm 2).
 //
 // Three kernels, launched one after the other with the same arguments:
@@ -116,7 +116,7 @@ constexpr int kHeadDim = 128;  // d, of Q and K
 constexpr int kHeadDimV = 128;  // of V and O
 constexpr int kD = 128;  // as stored: whole 16-wide matrix steps, the rest zero
 constexpr int kDV = 128;
-constexpr int kBlockQ = 96;  // B_r: queries of one tile
+constexpr int kBlockQ = 64;  // B_r: queries of one tile
 constexpr int kBlockKV = 128;  // B_c: keys of one tile
 constexpr int kStepKV = 128;  // keys scored at once: all of them
 constexpr int kWarps = 8;
@@ -126,7 +126,7 @@ constexpr int kRowTiles = kWarpKeys / 16;
 constexpr int kStepQ = 32;  // queries whose scores fit the registers beside dK and dV …
 constexpr int kPartQ = kStepQ / kRowTiles;  // … and whose dP fits beside those
 constexpr int kRegisters = 255;  // of a thread: so many that as many blocks fit an SM as planned
-constexpr int kSmemBytes = 214528;
+constexpr int kSmemBytes = 164864;
 constexpr bool kCausal = true;
 constexpr int kChunkElements = 16 / int(sizeof(Element));  // of the 16-byte unit of copies
 constexpr float kLog2e = 1.442695041f;
@@ -663,7 +663,7 @@ __device__ __forceinline__ void store_two(Element* row, int column, float x, flo
 // ---- Kernels ------------------------------------------------------------------------------------
 // clang-format off
 extern "C" __global__ void
-v2_bwd_sm90_bf16_d128_causal_048b7209_prepare(
+v2_bwd_sm90_bf16_d128_causal_47efcb19_prepare(
     const Element* __restrict__ q, const Element* __restrict__ k, const Element* __restrict__ v,
     const Element* __restrict__ o, const Element* __restrict__ dO, const float* __restrict__ lse,
     float* __restrict__ delta, float* __restrict__ dq_acc, Element* __restrict__ dq,
@@ -693,7 +693,7 @@ v2_bwd_sm90_bf16_d128_causal_048b7209_prepare(
 
 // clang-format off
 extern "C" __global__ void __maxnreg__(kRegisters)
-v2_bwd_sm90_bf16_d128_causal_048b7209(
+v2_bwd_sm90_bf16_d128_causal_47efcb19(
     const Element* __restrict__ q, const Element* __restrict__ k, const Element* __restrict__ v,
     const Element* __restrict__ o, const Element* __restrict__ dO, const float* __restrict__ lse,
     float* __restrict__ delta, float* __restrict__ dq_acc, Element* __restrict__ dq,
@@ -806,7 +806,7 @@ v2_bwd_sm90_bf16_d128_causal_048b7209(
 
 // clang-format off
 extern "C" __global__ void
-v2_bwd_sm90_bf16_d128_causal_048b7209_finish(
+v2_bwd_sm90_bf16_d128_causal_47efcb19_finish(
     const Element* __restrict__ q, const Element* __restrict__ k, const Element* __restrict__ v,
     const Element* __restrict__ o, const Element* __restrict__ dO, const float* __restrict__ lse,
     float* __restrict__ delta, float* __restrict__ dq_acc, Element* __restrict__ dq,
@@ -893,9 +893,9 @@ int main(int argc, char** argv) {
   Element* dq = device_array<Element>(rows * kHeadDim);
   Element* dk = device_array<Element>(keys * kHeadDim);
   Element* dv = device_array<Element>(keys * kHeadDimV);
-  const auto prepare = v2_bwd_sm90_bf16_d128_causal_048b7209_prepare;
-  const auto kernel = v2_bwd_sm90_bf16_d128_causal_048b7209;
-  const auto finish = v2_bwd_sm90_bf16_d128_causal_048b7209_finish;
+  const auto prepare = v2_bwd_sm90_bf16_d128_causal_47efcb19_prepare;
+  const auto kernel = v2_bwd_sm90_bf16_d128_causal_47efcb19;
+  const auto finish = v2_bwd_sm90_bf16_d128_causal_47efcb19_finish;
   cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSmemBytes);
   const auto launch = [&](auto entry, int grid, int smem_bytes) {
     // clang-format off
