@@ -88,10 +88,19 @@ def _v1_bwd_candidates() -> Tiles:
 
 @functools.cache
 def _v2_bwd_candidates() -> Tiles:
-    """A warp owns 16 or 32 keys."""
-    shapes = itertools.product(BACKWARD_QUERIES, ROWS_PER_WARP, (2, 4, 8))
+    """A warp owns 16 or 32 keys, or two own 32 together: a stage more, and P in shared memory."""
+    shapes = itertools.product(BACKWARD_QUERIES, ROWS_PER_WARP, (2, 4, 8), ("registers", "shared"))
     return Tiles.of(
-        [Tile(block_q=m, block_kv=n * w, warps=w, stages=BACKWARD_STAGES) for m, n, w in shapes]
+        [
+            Tile(
+                block_q=m,
+                block_kv=n * w,
+                warps=w,
+                stages=BACKWARD_STAGES + (p == "shared"),
+                p_in=p,
+            )
+            for m, n, w, p in shapes
+        ]
     )
 
 
@@ -133,7 +142,9 @@ def judged(tile: Tile | tuple[int, int], algo: str, pass_: str) -> Tiles:
         ("v2", "fwd"): itertools.product(WARPS, (1, 2), (0,), ("registers",)),
         ("v3", "fwd"): itertools.product((4, 8, 12), (2, 3), (0,), ("registers", "shared")),
         ("v1", "bwd"): itertools.product((4, 8), (1,), (0,), ("registers",)),
-        ("v2", "bwd"): itertools.product((2, 4, 8), (BACKWARD_STAGES,), (0,), ("registers",)),
+        ("v2", "bwd"): itertools.product(
+            (2, 4, 8), (BACKWARD_STAGES, BACKWARD_STAGES + 1), (0,), ("registers", "shared")
+        ),
         ("v3", "bwd"): itertools.product((8, 12), (1, 2), (0,), ("registers",)),
     }[algo, pass_]
     return Tiles.of(

@@ -204,7 +204,8 @@ def _v2_bwd_smem(case: _Case) -> Iterator[Part]:
     tile = case.tile
     yield _product("K and V", tile.block_kv, d + dv, e)
     yield _product("stages of Q and dO", tile.stages, tile.block_q, d + dv, e)
-    yield _product("two of dS", 2, tile.block_q, tile.block_kv, e)
+    weights = "two of dS" if tile.sharing == 1 else "two of dS, two of P"
+    yield _product(weights, 2 * tile.sharing, tile.block_q, tile.block_kv, e)
     yield _product("their L and D", tile.stages, tile.block_q, 8)
 
 
@@ -445,9 +446,10 @@ def _bwd_registers(case: _Case) -> Iterator[Part]:
 
 def _v2_bwd_registers(case: _Case) -> Iterator[Part]:
     d, dv, _ = case.dims
-    keys = case.tile.block_kv // case.tile.warps
-    gradients = keys * (d + dv) // WARP
-    yield Part("dK, dV", f"{keys} keys a warp x {d + dv} / {WARP}", gradients)
+    keys = case.tile.block_kv * case.tile.sharing // case.tile.warps
+    columns = (d + dv) // case.tile.sharing
+    gradients = keys * columns // WARP
+    yield Part("dK, dV", f"{keys} keys a warp x {columns} / {WARP}", gradients)
     scores = (keys + 16) * QUERY_STEP // WARP
     yield Part("S, dP", f"({keys} + 16) keys x {QUERY_STEP} queries / {WARP}", scores)
     needed = int(footprint.registers(case.problem, "v2", "bwd", case.tiles)[0])

@@ -15,7 +15,7 @@ import numpy as np
 from fasim.gpu import Gpu
 from fasim.model import footprint
 from fasim.model.occupancy import register_cap, residency
-from fasim.model.tiles import Bools, Ints, Tiles, ceil_div
+from fasim.model.tiles import Bools, Ints, Tiles, ceil_div, padded
 from fasim.plan import BACKWARD_STAGES, QUERY_STEP
 from fasim.problem import Problem
 
@@ -218,7 +218,7 @@ def _rows_per_warp() -> Rule:
 def _keys_per_warp() -> Rule:
     """A backward warp owns the keys whose dK and dV it holds, one or two mma tiles of them."""
     return Rule(
-        lambda c: np.any([c.tiles.block_kv == n * c.tiles.warps for n in ROWS_PER_WARP], axis=0),
+        lambda c: np.isin(c.tiles.block_kv * c.tiles.sharing / c.tiles.warps, ROWS_PER_WARP),
         lambda c, i: (
             f"block_kv {c.tiles.block_kv[i]} is not 16 or 32 keys for each of {_warps(c, i)}"
         ),
@@ -228,18 +228,37 @@ def _keys_per_warp() -> Rule:
 def _whole_query_steps() -> Rule:
     """A backward kernel scores so many queries at once."""
     return Rule(
-        lambda c: c.tiles.block_q % QUERY_STEP == 0,
-        lambda c, i: f"block_q {c.tiles.block_q[i]} is no multiple of {QUERY_STEP} queries",
+        lambda c: c.tiles.block_q % (QUERY_STEP * c.tiles.sharing) == 0,
+        lambda c, i: (
+            f"block_q {c.tiles.block_q[i]} is no multiple of {QUERY_STEP * c.tiles.sharing[i]}"
+        ),
     )
 
 
 def _two_stages() -> Rule:
+    """One tile is at work while the next arrives; with P in shared memory the last still is."""
     return Rule(
-        lambda c: c.tiles.stages == BACKWARD_STAGES,
+        lambda c: c.tiles.stages == BACKWARD_STAGES + c.tiles.sharing - 1,
         lambda c, i: (
-            f"{c.tiles.stages[i]} stages, but a backward pass holds {BACKWARD_STAGES} tiles of Q"
+            f"{c.tiles.stages[i]} stages, but a backward pass holds"
+            f" {BACKWARD_STAGES + c.tiles.sharing[i] - 1} tiles of Q"
         ),
     )
+
+
+def _halved_columns() -> Rule:
+    """Warps that share keys have half of the columns of dK and dV each, cut where no group of
+    permuted chunks is."""
+    return Rule(
+        lambda c: ~c.tiles.p_shared | _halves(c.problem),
+        lambda c, i: (
+            f"head_dim {c.problem.head_dim} or {c.problem.head_dim_v} cannot be halved among warps"
+        ),
+    )
+
+
+def _halves(problem: Problem) -> bool:
+    return {padded(problem.head_dim), padded(problem.head_dim_v)} <= {32, 64, 128, 256}
 
 
 def _resident() -> Rule:
@@ -267,7 +286,7 @@ def _warps(case: Case, index: int) -> str:
 _LIMITS = (_threads(), _shared_memory(), _registers(), _resident(), _grid())
 _MMA = (_whole_mma_rows(), _whole_keys())
 _FORWARD = (_threads(), _shared_memory(), _registers(), _rows_per_warp(), _resident(), _grid())
-_KEYS = (_keys_per_warp(), _whole_query_steps(), _two_stages(), _one_step())
+_KEYS = (_keys_per_warp(), _whole_query_steps(), _two_stages(), _halved_columns(), _one_step())
 _V3 = (_consumers(), _whole_keys(), _instruction_width(), _one_step())
 
 RULES: dict[tuple[str, str], tuple[Rule, ...]] = {

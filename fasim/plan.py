@@ -77,6 +77,11 @@ class Tile:
         return self.warps * WARP
 
     @property
+    def sharing(self) -> int:
+        """Warps of a backward pass that share keys: two where P goes through shared memory."""
+        return 2 if self.p_in == "shared" else 1
+
+    @property
     def keys_per_step(self) -> int:
         return self.step_kv or self.block_kv
 
@@ -352,18 +357,18 @@ def _ragged(tile: Tile, pass_: str) -> Iterator[str]:
         yield f"block_q {tile.block_q} is not whole 16-row steps for each of {tile.warps} warps"
     if tile.block_kv % tile.keys_per_step or tile.keys_per_step % 16:
         yield f"block_kv {tile.block_kv} is not whole steps of {tile.keys_per_step} keys, 16 each"
-    if tile.p_in != "registers":
+    if tile.p_in not in (("registers", "shared") if pass_ == "bwd" else ("registers",)):
         yield f"no template keeps P in {tile.p_in!r}"
 
 
 def _ragged_bwd(tile: Tile) -> Iterator[str]:
     """The same where a warp owns keys, and queries come 32 at a time through two slots."""
-    if tile.block_kv % (16 * tile.warps):
+    if tile.warps % tile.sharing or tile.block_kv * tile.sharing % (16 * tile.warps):
         yield f"block_kv {tile.block_kv} is not whole 16-key steps for each of {tile.warps} warps"
-    if tile.block_q % QUERY_STEP:
-        yield f"block_q {tile.block_q} is not whole steps of {QUERY_STEP} queries"
-    if tile.stages != BACKWARD_STAGES:
-        yield f"{tile.stages} stages, but a backward pass has {BACKWARD_STAGES}"
+    if tile.block_q % (step := QUERY_STEP * tile.sharing):
+        yield f"block_q {tile.block_q} is not whole steps of {step} queries"
+    if tile.stages != (stages := BACKWARD_STAGES + tile.sharing - 1):
+        yield f"{tile.stages} stages, but a backward pass with P in {tile.p_in} has {stages}"
     if tile.keys_per_step != tile.block_kv:
         yield f"step_kv {tile.step_kv}, but a backward pass scores all keys at once"
 

@@ -153,7 +153,8 @@ def memory_map(plan: Plan) -> list[tuple[str, int, int]]:
     size = DTYPE_BYTES[plan.kernel.dtype]
     tiles = {name: n * size for name, n in _tiles(plan.kernel).items()}
     if plan.kernel.pass_ == "bwd":
-        tiles |= {f"L and D, slot {i}": 2 * plan.kernel.tile.block_q * 4 for i in range(2)}
+        slots = range(plan.kernel.tile.stages)
+        tiles |= {f"L and D, slot {i}": 2 * plan.kernel.tile.block_q * 4 for i in slots}
     ends = list(accumulate(tiles.values()))
     return [(name, end - n, n) for (name, n), end in zip(tiles.items(), ends, strict=True)]
 
@@ -164,8 +165,11 @@ def _tiles(kernel: KernelSpec) -> dict[str, int]:
     widest = max(width, width_v)
     if kernel.pass_ == "bwd":
         keys = {"K, and dK at the end": width, "V, and dV at the end": width_v}
-        queries = {f"{name}, slot {i}": w for i in range(2) for name, w in _walked(kernel)}
-        shared = {f"dS, slot {i}": tile.block_q * tile.block_kv for i in range(2)}
+        queries = {
+            f"{name}, slot {i}": w for i in range(tile.stages) for name, w in _walked(kernel)
+        }
+        kinds = ("dS", "P")[: tile.sharing]
+        shared = {f"{x}, slot {i}": tile.block_q * tile.block_kv for x in kinds for i in range(2)}
         rows = {name: tile.block_kv * w for name, w in keys.items()}
         return rows | {name: tile.block_q * w for name, w in queries.items()} | shared
     rows = {"Q, and O at the end": tile.block_q * widest}

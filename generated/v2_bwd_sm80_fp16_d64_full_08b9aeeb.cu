@@ -47,16 +47,16 @@
 //   0018da4f  device/copy.cuh
 //   909f21d7  device/copy_async.cuh
 //   76c2f1b5  device/integers.cuh
-//   3e8bdb29  device/matmul_bwd.cuh
+//   ac29ade8  device/matmul_bwd.cuh
 //   2c4de3b6  device/query_gradient.cuh
 //   868766e9  device/row_products.cuh
-//   0a56c708  device/score_gradient.cuh
-//   2cde978e  device/store_rows.cuh
+//   fc8eb066  device/score_gradient.cuh
+//   430a2f08  device/store_rows.cuh
 //   b0983d9f  device/tile.cuh
 //   35b0b3b5  device/types.cuh
 //   b80c26d4  device/words.cuh
-//   ffb608ba  kernels/v2_bwd.cu
-//   2774750c  parts/constants_bwd.cuh
+//   c7edf66b  kernels/v2_bwd.cu
+//   42b7b7d7  parts/constants_bwd.cuh
 //   9b94801e  parts/main_bwd.cu
 //   337a472a  ptx/cp_async.cuh
 //   42d2ca0a  ptx/cvt_f16x2.cuh
@@ -78,7 +78,7 @@
 // "head_dim_v": 64, "heads": 16, "incoherent": false, "kv_heads": 16, "out_dtype": "fp16", "pass":
 // "bwd", "scale": 0.125, "scales": "tensor", "seq": 1024, "seq_kv": 1024, "softcap": 0.0, "varlen":
 // false, "window": [-1, -1]}, "schema": "fasim.plan/1", "smem_bytes": 164864}
-// ---- the rest of the file has sha256 e6e669c04f54130fbfa4b0751ecd1cb34f9c5b5392d277c28fb42c12cea47c1f
+// ---- the rest of the file has sha256 c2c9d08e9583f899117c1045bf7c4894a17a22565425b013dfe8ff4f526e205e
 // FlashAttention-2, backward (Dao 2023, algorithm 2).
 //
 // Three kernels, launched one after the other with the same arguments:
@@ -122,7 +122,9 @@ constexpr int kBlockKV = 256;  // B_c: keys of one tile
 constexpr int kStepKV = 256;  // keys scored at once: all of them
 constexpr int kWarps = 8;
 constexpr int kThreads = 32 * kWarps;
-constexpr int kWarpKeys = kBlockKV / kWarps;  // a warp owns whole keys, with their dK and dV
+constexpr int kSplit = 1;  // warps that share keys, each with its columns of dK and dV
+constexpr int kWarpKeys = kBlockKV / kWarps * kSplit;
+constexpr int kSlots = 2;  // tiles of Q and dO in shared memory
 constexpr int kRowTiles = kWarpKeys / 16;
 constexpr int kStepQ = 32;  // queries whose scores fit the registers beside dK and dV …
 constexpr int kPartQ = kStepQ / kRowTiles;  // … and whose dP fits beside those
@@ -132,13 +134,23 @@ constexpr bool kCausal = false;
 constexpr int kChunkElements = 16 / int(sizeof(Element));  // of the 16-byte unit of copies
 constexpr float kLog2e = 1.442695041f;
 
-static_assert(kRowTiles * 16 * kWarps == kBlockKV, "every warp owns whole 16-key tiles");
-static_assert(kBlockQ % kStepQ == 0, "whole steps of queries");
+static_assert(kRowTiles * 16 * kWarps == kBlockKV * kSplit, "every warp has whole 16-key tiles");
+static_assert(kBlockQ % (kStepQ * kSplit) == 0, "whole steps of queries for every warp");
+static_assert(kSplit == 1 || ((kD & (kD - 1)) == 0 && (kDV & (kDV - 1)) == 0),
+              "columns are halved where no group of permuted chunks is cut");
+
+// The first of the keys that a warp has in a tile, and its place among those that share them.
+__device__ __forceinline__ int warp_keys() { return threadIdx.x / 32 / kSplit * kWarpKeys; }
+__device__ __forceinline__ int warp_part() { return threadIdx.x / 32 % kSplit; }
 
 constexpr int kSlotElements = kBlockQ * (kD + kDV);  // Q and dO of one tile
-constexpr int kSharedElements = kBlockKV * (kD + kDV) + 2 * kSlotElements + 2 * kBlockQ * kBlockKV;
+constexpr int kWeightElements = kBlockQ * kBlockKV;  // dS or P of one tile
+constexpr int kWeightTiles = 2;  // two of dS
+constexpr int kSharedElements =
+    kBlockKV * (kD + kDV) + kSlots * kSlotElements + kWeightTiles * kWeightElements;
 
-static_assert(kSharedElements * sizeof(Element) + 4 * kBlockQ * sizeof(float) == kSmemBytes,
+static_assert(kSharedElements * sizeof(Element) + 2 * kSlots * kBlockQ * sizeof(float) ==
+                  kSmemBytes,
               "shared memory as planned");
 
 // ---- Instructions -------------------------------------------------------------------------------
@@ -384,10 +396,11 @@ __device__ __forceinline__ void copy_tile(Element* tile, const Element* source, 
 // dV and dK in the registers they came out in.
 template <int kQueries>
 using Scores = float[kRowTiles][kQueries / 8][4];
-using Weights = u32[kRowTiles][kStepQ / 16][4];  // rounded, the left operand of a product
+using Weights = u32[kStepQ / 16][kRowTiles][4];  // rounded, left operands of 16 queries each
 
-template <int kTiles>
-using Accumulator = float[kRowTiles][kTiles][4];
+// The warp's columns of dK or dV.
+template <int kCols>
+using Accumulator = float[kRowTiles][kCols / kSplit / 8][4];
 
 template <int kRows, int kTiles>
 __device__ __forceinline__ void zero(float (&fragment)[kRows][kTiles][4]) {
@@ -398,18 +411,21 @@ __device__ __forceinline__ void zero(float (&fragment)[kRows][kTiles][4]) {
   }
 }
 
-// s = K Q^T, or V dO^T: the warp's keys against kQueries rows of queries.
+// s = K Q^T, or V dO^T: the warp's keys against kQueries rows of queries. Beside 32 keys' half of dK
+// and dV the loads of all steps at once would not fit the registers.
+constexpr int kDepthUnroll = kSplit > 1 ? 4 : 8;
+
 template <int kCols, int kQueries>
 __device__ __forceinline__ void scores(Scores<kQueries>& s, const Element* keys,
                                        const Element* queries) {
   constexpr int kRowBytes = kCols * int(sizeof(Element));
   const int lane = threadIdx.x % 32;
-  const int key = threadIdx.x / 32 * kWarpKeys + lane % 16;
+  const int key = warp_keys() + lane % 16;
   const int query = lane / 16 * 8 + lane % 8;
   const u32 a_first = ptx::smem_address(chunk_at<kCols>(keys, key, lane / 16));
   const u32 b_first = ptx::smem_address(chunk_at<kCols>(queries, query, lane / 8 % 2));
   zero(s);
-#pragma unroll
+#pragma unroll kDepthUnroll
   for (int depth = 0; depth < kCols; depth += 16) {
     u32 a[kRowTiles][4];
 #pragma unroll
@@ -437,29 +453,43 @@ __device__ __forceinline__ void round_weights(Weights& p, const Scores<kQueries>
   for (int i = 0; i < kRowTiles * kQueries / 4; ++i) {
     const int tile = i / (kQueries / 4), step = i / 4 % (kQueries / 16), part = i % 4;
     const float (&pair)[4] = s[tile][2 * step + part / 2];
-    p[tile][first / 16 + step][part] = ptx::cvt_f16x2(pair[part % 2 * 2], pair[part % 2 * 2 + 1]);
+    p[first / 16 + step][tile][part] = ptx::cvt_f16x2(pair[part % 2 * 2], pair[part % 2 * 2 + 1]);
   }
 }
 
-// sum += P^T dO, or dS^T Q: the warp's weights times kStepQ rows of queries.
+// sum += P^T dO, or dS^T Q, over 16 queries: weights times the warp's columns of their rows, whose
+// first chunk lies at `rows`.
 template <int kCols>
-__device__ __forceinline__ void accumulate(Accumulator<kCols / 8>& sum, const Weights& p,
-                                           const Element* queries) {
-  constexpr int kRowBytes = kCols * int(sizeof(Element));
-  const int lane = threadIdx.x % 32;
-  const u32 first = ptx::smem_address(chunk_at<kCols>(queries, lane % 16, lane / 16));
+__device__ __forceinline__ void accumulate(Accumulator<kCols>& sum, const u32 (&p)[kRowTiles][4],
+                                           u32 rows) {
 #pragma unroll
-  for (int query = 0; query < kStepQ; query += 16) {
+  for (int n = 0; n < kCols / kSplit; n += 16) {
+    u32 b[4];
+    ptx::ldmatrix_x4_trans(b, along_row<kCols>(rows, n / 8));
 #pragma unroll
-    for (int n = 0; n < kCols; n += 16) {
-      u32 b[4];
-      ptx::ldmatrix_x4_trans(b, along_row<kCols>(first, n / 8) + query * kRowBytes);
-#pragma unroll
-      for (int i = 0; i < kRowTiles; ++i) {
-        ptx::mma_m16n8k16_f16(sum[i][n / 8], p[i][query / 16], b[0], b[1]);
-        ptx::mma_m16n8k16_f16(sum[i][n / 8 + 1], p[i][query / 16], b[2], b[3]);
-      }
+    for (int i = 0; i < kRowTiles; ++i) {
+      ptx::mma_m16n8k16_f16(sum[i][n / 8], p[i], b[0], b[1]);
+      ptx::mma_m16n8k16_f16(sum[i][n / 8 + 1], p[i], b[2], b[3]);
     }
+  }
+}
+
+// Where a lane's rows begin in a tile of queries, at the warp's columns.
+template <int kCols>
+__device__ __forceinline__ u32 columns_of(const Element* queries) {
+  const int lane = threadIdx.x % 32;
+  const int chunk = warp_part() * (kCols / kSplit / 8) + lane / 16;
+  return ptx::smem_address(chunk_at<kCols>(queries, lane % 16, chunk));
+}
+
+// sum += P^T dO, or dS^T Q, over a step of queries, from registers.
+template <int kCols>
+__device__ __forceinline__ void accumulate_step(Accumulator<kCols>& sum, const Weights& p,
+                                                const Element* queries) {
+  const u32 rows = columns_of<kCols>(queries);
+#pragma unroll
+  for (int i = 0; i < kStepQ / 16; ++i) {
+    accumulate<kCols>(sum, p[i], rows + 16 * i * kCols * int(sizeof(Element)));
   }
 }
 
@@ -518,16 +548,16 @@ __device__ __forceinline__ void mask_weights(Scores<kQueries>& weights, int key,
   }
 }
 
-// dS^T for the other warps: rows are keys, columns the queries of a tile, from `query` on these.
-__device__ __forceinline__ void share_weights(Element* tile, const Weights& ds, int query) {
+// Weights for the other warps: rows are keys, columns the queries of a tile, from `query` on these.
+__device__ __forceinline__ void share_weights(Element* tile, const Weights& weights, int query) {
   const int lane = threadIdx.x % 32;
-  const int key = threadIdx.x / 32 * kWarpKeys + lane / 4;
+  const int key = warp_keys() + lane / 4;
 #pragma unroll
   for (int i = 0; i < kRowTiles * kStepQ / 4; ++i) {
     const int row_tile = i / (kStepQ / 4), step = i / 4 % (kStepQ / 16), part = i % 4;
     const int row = key + 16 * row_tile + part % 2 * 8;
     Element* chunk = chunk_at<kBlockQ>(tile, row, query / 8 + 2 * step + part / 2);
-    *reinterpret_cast<u32*>(chunk + lane % 4 * 2) = ds[row_tile][step][part];
+    *reinterpret_cast<u32*>(chunk + lane % 4 * 2) = weights[step][row_tile][part];
   }
 }
 
@@ -605,29 +635,33 @@ __device__ __forceinline__ void store_pair(Element* to, float x, float y) {
   *reinterpret_cast<u32*>(to) = ptx::cvt_f16x2(x, y);
 }
 
-// The warp lays its rows of dK or dV out in shared memory, then writes them in the widest words
-// their alignment allows. Each warp reads back only what it wrote itself.
+// The warps lay dK or dV out in shared memory, then write their rows in the widest words that the
+// alignment allows. A warp reads back what it wrote itself, or those with which it shares its keys.
 template <int kCols, int kValidCols>
-__device__ __forceinline__ void store_rows(Element* tile, const Accumulator<kCols / 8>& sum,
+__device__ __forceinline__ void store_rows(Element* tile, const Accumulator<kCols>& sum,
                                            float factor, Element* global, int rows) {
   constexpr int kBytes = copy_bytes(kValidCols);
   constexpr int kElements = kBytes / int(sizeof(Element));
   constexpr int kCopies = kValidCols / kElements;
   using Word = typename WordOf<kBytes>::type;
   const int lane = threadIdx.x % 32;
-  const int warp_row = threadIdx.x / 32 * kWarpKeys;
+  const int first_chunk = warp_part() * (kCols / kSplit / 8);
 #pragma unroll
   for (int i = 0; i < 2 * kRowTiles; ++i) {
 #pragma unroll
-    for (int n = 0; n < kCols / 8; ++n) {
+    for (int n = 0; n < kCols / kSplit / 8; ++n) {
       const float (&pair)[4] = sum[i / 2][n];
-      Element* chunk = chunk_at<kCols>(tile, warp_row + 8 * i + lane / 4, n);
+      Element* chunk = chunk_at<kCols>(tile, warp_keys() + 8 * i + lane / 4, first_chunk + n);
       store_pair(chunk + lane % 4 * 2, factor * pair[i % 2 * 2], factor * pair[i % 2 * 2 + 1]);
     }
   }
-  __syncwarp();
-  for (int i = lane; i < kWarpKeys * kCopies; i += 32) {
-    const int row = warp_row + i / kCopies;
+  if constexpr (kSplit > 1) {
+    __syncthreads();
+  } else {
+    __syncwarp();
+  }
+  for (int i = warp_part() * 32 + lane; i < kWarpKeys * kCopies; i += 32 * kSplit) {
+    const int row = warp_keys() + i / kCopies;
     const int column = i % kCopies * kElements;
     const Element* chunk = chunk_at<kCols>(tile, row, column / kChunkElements);
     const Word word = *reinterpret_cast<const Word*>(chunk + column % kChunkElements);
@@ -716,9 +750,9 @@ v2_bwd_sm80_fp16_d64_full_08b9aeeb(
   extern __shared__ __align__(128) unsigned char smem_raw[];
   Element* k_tile = reinterpret_cast<Element*>(smem_raw);
   Element* v_tile = k_tile + kBlockKV * kD;
-  Element* slots = v_tile + kBlockKV * kDV;  // two tiles of Q and dO
-  Element* ds_tiles = slots + 2 * kSlotElements;  // two tiles of dS, keys by queries
-  float* statistics = reinterpret_cast<float*>(ds_tiles + 2 * kBlockQ * kBlockKV);  // L, D; L, D
+  Element* slots = v_tile + kBlockKV * kDV;  // tiles of Q and dO
+  Element* weight_tiles = slots + kSlots * kSlotElements;  // dS and perhaps P, keys by queries
+  float* statistics = reinterpret_cast<float*>(weight_tiles + kWeightTiles * kWeightElements);
 
   // This block's keys. Under a causal mask the first ones are seen by the most queries.
   const int kv_tiles = (seq_kv + kBlockKV - 1) / kBlockKV;
@@ -739,10 +773,10 @@ v2_bwd_sm80_fp16_d64_full_08b9aeeb(
   const int steps = group * q_tiles;
   const auto head_at = [&](int t) { return kv_head * group + t / q_tiles; };
   const auto query_at = [&](int t) { return (first_tile + t % q_tiles) * kBlockQ; };
-  const auto q_slot = [&](int t) { return slots + t % 2 * kSlotElements; };
-  const auto do_slot = [&](int t) { return slots + t % 2 * kSlotElements + kBlockQ * kD; };
-  const auto ds_tile = [&](int t) { return ds_tiles + t % 2 * kBlockQ * kBlockKV; };
-  const auto lse_slot = [&](int t) { return statistics + t % 2 * 2 * kBlockQ; };
+  const auto q_slot = [&](int t) { return slots + t % kSlots * kSlotElements; };
+  const auto do_slot = [&](int t) { return q_slot(t) + kBlockQ * kD; };
+  const auto ds_tile = [&](int t) { return weight_tiles + t % 2 * kWeightElements; };
+  const auto lse_slot = [&](int t) { return statistics + t % kSlots * 2 * kBlockQ; };
   const auto delta_slot = [&](int t) { return lse_slot(t) + kBlockQ; };
   const auto load = [&](int t) {
     if (t < steps) {
@@ -770,22 +804,27 @@ v2_bwd_sm80_fp16_d64_full_08b9aeeb(
   copy_tile<kBlockKV, kDV, kHeadDimV>(v_tile, v, v_strides.seq, keys);
   load(0);
 
-  Accumulator<kD / 8> dk_acc;
-  Accumulator<kDV / 8> dv_acc;
+  Accumulator<kD> dk_acc;
+  Accumulator<kDV> dv_acc;
   zero(dk_acc);
   zero(dv_acc);
-  const int warp_key = first_key + threadIdx.x / 32 * kWarpKeys;
+  const int warp_key = first_key + warp_keys();
+  // What is left to do of tile t when all warps have left their part.
+  const auto finish_tile = [&](int t) {
+    if (t < 0) return;
+    add_dq(t);
+  };
   const int last_key = warp_key + kWarpKeys - 1;
   for (int t = 0; t < steps; ++t) {
-    // Tile t has arrived, and every warp is done with tile t - 1 and has left its dS.
+    // Tile t has arrived, and every warp has made S of tile t - 1 and left its dS.
     ptx::cp_async_wait_group<0>();
     __syncthreads();
     load(t + 1);
-    if (t > 0) add_dq(t - 1);
+    finish_tile(t - 1);
     const int query = query_at(t);
     const bool masked = last_key >= seq_kv || query < first_query_of(last_key, seq_q, seq_kv);
 #pragma unroll 1
-    for (int step = 0; step < kBlockQ; step += kStepQ) {
+    for (int step = warp_part() * kStepQ; step < kBlockQ; step += kStepQ * kSplit) {
       Scores<kStepQ> s;
       Weights p, ds;
       scores<kD, kStepQ>(s, k_tile, q_slot(t) + step * kD);
@@ -801,15 +840,15 @@ v2_bwd_sm80_fp16_d64_full_08b9aeeb(
       }
       round_weights<kStepQ>(p, s, 0);
       share_weights(ds_tile(t), ds, step);
-      accumulate<kDV>(dv_acc, p, do_slot(t) + step * kDV);
-      accumulate<kD>(dk_acc, ds, q_slot(t) + step * kD);
+      accumulate_step<kDV>(dv_acc, p, do_slot(t) + step * kDV);
+      accumulate_step<kD>(dk_acc, ds, q_slot(t) + step * kD);
     }
   }
 
   ptx::cp_async_wait_group<0>();
   __syncthreads();
-  if (steps > 0) add_dq(steps - 1);
-  __syncthreads();  // K's tile is free for dK
+  finish_tile(steps - 1);
+  __syncthreads();  // the tiles of K and V are free for dK and dV
   const i64 row = (batch * kv_heads + kv_head) * seq_kv + first_key;
   store_rows<kD, kHeadDim>(k_tile, dk_acc, scale, dk + row * kHeadDim, keys);
   store_rows<kDV, kHeadDimV>(v_tile, dv_acc, 1.f, dv + row * kHeadDimV, keys);

@@ -128,12 +128,12 @@ def _v1_bwd_smem(problem: Problem, tiles: Tiles) -> Any:
 
 
 def _v2_bwd_smem(problem: Problem, tiles: Tiles) -> Any:
-    """K and V stay; stages of Q and dO with their fp32 L and D; two of dS, as dQ comes a step late.
-    dK and dV leave through K and V."""
+    """K and V stay; stages of Q and dO with their fp32 L and D; two of dS, as dQ comes a step late,
+    and of P where that goes through shared memory. dK and dV leave through K and V."""
     d, dv, e = _dims(problem)
     m, n = tiles.block_q, tiles.block_kv
     walked = tiles.stages * m * ((d + dv) * e + 8)
-    return n * (d + dv) * e + walked + 2 * m * n * e
+    return n * (d + dv) * e + walked + 2 * tiles.sharing * m * n * e
 
 
 def _v3_bwd_smem(problem: Problem, tiles: Tiles) -> Any:
@@ -184,11 +184,12 @@ def _v1_bwd_registers(problem: Problem, tiles: Tiles) -> Any:
 
 
 def _v2_bwd_registers(problem: Problem, tiles: Tiles) -> Any:
-    """dK and dV of the warp's keys for the whole pass, S of a step of queries and dP of as many as
+    """The warp's part of dK and dV for the whole pass, S of a step of queries and dP of as many as
     16 keys have of them."""
     d, dv, _ = _dims(problem)
-    keys = tiles.block_kv // tiles.warps
-    accumulators = (keys * (d + dv + QUERY_STEP) + 16 * QUERY_STEP) // WARP
+    keys = tiles.block_kv * tiles.sharing // tiles.warps
+    gradients = keys * (d + dv) // tiles.sharing
+    accumulators = (gradients + keys * QUERY_STEP + 16 * QUERY_STEP) // WARP
     needed = np.minimum(accumulators + V2_BACKWARD_REGISTERS, MOST_REGISTERS)
     return np.maximum(needed, accumulators + V2_BACKWARD_LEAST)
 

@@ -161,12 +161,15 @@ def _v1_bwd(shape: _Shape, rates: Rates) -> Step:
 
 
 def _v2_bwd(shape: _Shape, rates: Rates) -> Step:
-    """Every warp reads all of Q and dO twice, its own keys of K once per QUERY_STEP queries, of V
-    once for each 16 of its keys besides; dQ's units of QUERY_STEP queries by 32 columns read dS and
-    K; dS is written."""
-    m, n, d, e = shape.m, shape.n, shape.d, shape.e
-    walked = 2 * shape.tiles.warps * shape.rows_bytes
-    own = m // QUERY_STEP * n * (d + n // shape.tiles.warps // 16 * shape.dv) * e
+    """Every warp reads Q and dO twice, all of them or, where two share keys, half; its keys of K
+    once per QUERY_STEP queries, of V once for each 16 keys besides; dQ's units of QUERY_STEP
+    queries by 32 columns read dS and K; dS is written. Where two warps share keys, both read P and
+    dS from shared memory."""
+    m, n, d, e, split = shape.m, shape.n, shape.d, shape.e, shape.tiles.sharing
+    keys = n * split // shape.tiles.warps
+    walked = 2 * shape.tiles.warps // split * shape.rows_bytes
+    own = m // QUERY_STEP * n * (d + keys // 16 * shape.dv) * e
+    own = own + (4 + 1) * shape.scores * e * (split > 1)  # and P written
     units = m // QUERY_STEP * n * d * e + shape.scores * e * np.maximum(d // 32, 1)
     written = shape.scores * e + shape.rows_bytes
     busy = _busy(shape)

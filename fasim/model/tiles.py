@@ -76,6 +76,11 @@ class Tiles:
         return self.warps * WARP
 
     @property
+    def sharing(self) -> Ints:
+        """Warps of a backward pass that share keys: two where P goes through shared memory."""
+        return np.where(self.p_shared, 2, 1)
+
+    @property
     def rows_per_warp(self) -> Ints:
         return self.block_q // self.warps
 

@@ -4,10 +4,11 @@
 // dV and dK in the registers they came out in.
 template <int kQueries>
 using Scores = float[kRowTiles][kQueries / 8][4];
-using Weights = u32[kRowTiles][kStepQ / 16][4];  // rounded, the left operand of a product
+using Weights = u32[kStepQ / 16][kRowTiles][4];  // rounded, left operands of 16 queries each
 
-template <int kTiles>
-using Accumulator = float[kRowTiles][kTiles][4];
+// The warp's columns of dK or dV.
+template <int kCols>
+using Accumulator = float[kRowTiles][kCols / kSplit / 8][4];
 
 template <int kRows, int kTiles>
 __device__ __forceinline__ void zero(float (&fragment)[kRows][kTiles][4]) {
@@ -18,18 +19,21 @@ __device__ __forceinline__ void zero(float (&fragment)[kRows][kTiles][4]) {
   }
 }
 
-// s = K Q^T, or V dO^T: the warp's keys against kQueries rows of queries.
+// s = K Q^T, or V dO^T: the warp's keys against kQueries rows of queries. Beside 32 keys' half of dK
+// and dV the loads of all steps at once would not fit the registers.
+constexpr int kDepthUnroll = kSplit > 1 ? 4 : 8;
+
 template <int kCols, int kQueries>
 __device__ __forceinline__ void scores(Scores<kQueries>& s, const Element* keys,
                                        const Element* queries) {
   constexpr int kRowBytes = kCols * int(sizeof(Element));
   const int lane = threadIdx.x % 32;
-  const int key = threadIdx.x / 32 * kWarpKeys + lane % 16;
+  const int key = warp_keys() + lane % 16;
   const int query = lane / 16 * 8 + lane % 8;
   const u32 a_first = ptx::smem_address(chunk_at<kCols>(keys, key, lane / 16));
   const u32 b_first = ptx::smem_address(chunk_at<kCols>(queries, query, lane / 8 % 2));
   zero(s);
-#pragma unroll
+#pragma unroll kDepthUnroll
   for (int depth = 0; depth < kCols; depth += 16) {
     u32 a[kRowTiles][4];
 #pragma unroll
@@ -57,28 +61,64 @@ __device__ __forceinline__ void round_weights(Weights& p, const Scores<kQueries>
   for (int i = 0; i < kRowTiles * kQueries / 4; ++i) {
     const int tile = i / (kQueries / 4), step = i / 4 % (kQueries / 16), part = i % 4;
     const float (&pair)[4] = s[tile][2 * step + part / 2];
-    p[tile][first / 16 + step][part] = ptx::cvt_$(ptx_type(kernel.dtype))x2(pair[part % 2 * 2], pair[part % 2 * 2 + 1]);
+    p[first / 16 + step][tile][part] = ptx::cvt_$(ptx_type(kernel.dtype))x2(pair[part % 2 * 2], pair[part % 2 * 2 + 1]);
   }
 }
 
-// sum += P^T dO, or dS^T Q: the warp's weights times kStepQ rows of queries.
+// sum += P^T dO, or dS^T Q, over 16 queries: weights times the warp's columns of their rows, whose
+// first chunk lies at `rows`.
 template <int kCols>
-__device__ __forceinline__ void accumulate(Accumulator<kCols / 8>& sum, const Weights& p,
-                                           const Element* queries) {
-  constexpr int kRowBytes = kCols * int(sizeof(Element));
-  const int lane = threadIdx.x % 32;
-  const u32 first = ptx::smem_address(chunk_at<kCols>(queries, lane % 16, lane / 16));
+__device__ __forceinline__ void accumulate(Accumulator<kCols>& sum, const u32 (&p)[kRowTiles][4],
+                                           u32 rows) {
 #pragma unroll
-  for (int query = 0; query < kStepQ; query += 16) {
+  for (int n = 0; n < kCols / kSplit; n += 16) {
+    u32 b[4];
+    ptx::ldmatrix_x4_trans(b, along_row<kCols>(rows, n / 8));
 #pragma unroll
-    for (int n = 0; n < kCols; n += 16) {
-      u32 b[4];
-      ptx::ldmatrix_x4_trans(b, along_row<kCols>(first, n / 8) + query * kRowBytes);
-#pragma unroll
-      for (int i = 0; i < kRowTiles; ++i) {
-        ptx::mma_m16n8k16_$(ptx_type(kernel.dtype))(sum[i][n / 8], p[i][query / 16], b[0], b[1]);
-        ptx::mma_m16n8k16_$(ptx_type(kernel.dtype))(sum[i][n / 8 + 1], p[i][query / 16], b[2], b[3]);
-      }
+    for (int i = 0; i < kRowTiles; ++i) {
+      ptx::mma_m16n8k16_$(ptx_type(kernel.dtype))(sum[i][n / 8], p[i], b[0], b[1]);
+      ptx::mma_m16n8k16_$(ptx_type(kernel.dtype))(sum[i][n / 8 + 1], p[i], b[2], b[3]);
     }
   }
 }
+
+// Where a lane's rows begin in a tile of queries, at the warp's columns.
+template <int kCols>
+__device__ __forceinline__ u32 columns_of(const Element* queries) {
+  const int lane = threadIdx.x % 32;
+  const int chunk = warp_part() * (kCols / kSplit / 8) + lane / 16;
+  return ptx::smem_address(chunk_at<kCols>(queries, lane % 16, chunk));
+}
+
+//% if tile.p_in == "registers"
+// sum += P^T dO, or dS^T Q, over a step of queries, from registers.
+template <int kCols>
+__device__ __forceinline__ void accumulate_step(Accumulator<kCols>& sum, const Weights& p,
+                                                const Element* queries) {
+  const u32 rows = columns_of<kCols>(queries);
+#pragma unroll
+  for (int i = 0; i < kStepQ / 16; ++i) {
+    accumulate<kCols>(sum, p[i], rows + 16 * i * kCols * int(sizeof(Element)));
+  }
+}
+//% else
+// sum += P^T dO, or dS^T Q, over a tile of queries: weights as all warps left them, keys by queries.
+template <int kCols>
+__device__ __forceinline__ void accumulate_tile(Accumulator<kCols>& sum, const Element* weights,
+                                                const Element* queries) {
+  const int lane = threadIdx.x % 32;
+  const u32 rows = columns_of<kCols>(queries);
+  const u32 first =
+      ptx::smem_address(chunk_at<kBlockQ>(weights, warp_keys() + lane % 16, lane / 16));
+#pragma unroll 2
+  for (int query = 0; query < kBlockQ; query += 16) {
+    u32 p[kRowTiles][4];
+#pragma unroll
+    for (int i = 0; i < kRowTiles; ++i) {
+      const u32 row = 16 * i * kBlockQ * int(sizeof(Element));
+      ptx::ldmatrix_x4(p[i], along_row<kBlockQ>(first, query / 8) + row);
+    }
+    accumulate<kCols>(sum, p, rows + query * kCols * int(sizeof(Element)));
+  }
+}
+//% endif

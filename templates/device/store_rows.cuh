@@ -3,29 +3,33 @@ __device__ __forceinline__ void store_pair(Element* to, float x, float y) {
   *reinterpret_cast<u32*>(to) = ptx::cvt_$(ptx_type(kernel.dtype))x2(x, y);
 }
 
-// The warp lays its rows of dK or dV out in shared memory, then writes them in the widest words
-// their alignment allows. Each warp reads back only what it wrote itself.
+// The warps lay dK or dV out in shared memory, then write their rows in the widest words that the
+// alignment allows. A warp reads back what it wrote itself, or those with which it shares its keys.
 template <int kCols, int kValidCols>
-__device__ __forceinline__ void store_rows(Element* tile, const Accumulator<kCols / 8>& sum,
+__device__ __forceinline__ void store_rows(Element* tile, const Accumulator<kCols>& sum,
                                            float factor, Element* global, int rows) {
   constexpr int kBytes = copy_bytes(kValidCols);
   constexpr int kElements = kBytes / int(sizeof(Element));
   constexpr int kCopies = kValidCols / kElements;
   using Word = typename WordOf<kBytes>::type;
   const int lane = threadIdx.x % 32;
-  const int warp_row = threadIdx.x / 32 * kWarpKeys;
+  const int first_chunk = warp_part() * (kCols / kSplit / 8);
 #pragma unroll
   for (int i = 0; i < 2 * kRowTiles; ++i) {
 #pragma unroll
-    for (int n = 0; n < kCols / 8; ++n) {
+    for (int n = 0; n < kCols / kSplit / 8; ++n) {
       const float (&pair)[4] = sum[i / 2][n];
-      Element* chunk = chunk_at<kCols>(tile, warp_row + 8 * i + lane / 4, n);
+      Element* chunk = chunk_at<kCols>(tile, warp_keys() + 8 * i + lane / 4, first_chunk + n);
       store_pair(chunk + lane % 4 * 2, factor * pair[i % 2 * 2], factor * pair[i % 2 * 2 + 1]);
     }
   }
-  __syncwarp();
-  for (int i = lane; i < kWarpKeys * kCopies; i += 32) {
-    const int row = warp_row + i / kCopies;
+  if constexpr (kSplit > 1) {
+    __syncthreads();
+  } else {
+    __syncwarp();
+  }
+  for (int i = warp_part() * 32 + lane; i < kWarpKeys * kCopies; i += 32 * kSplit) {
+    const int row = warp_keys() + i / kCopies;
     const int column = i % kCopies * kElements;
     const Element* chunk = chunk_at<kCols>(tile, row, column / kChunkElements);
     const Word word = *reinterpret_cast<const Word*>(chunk + column % kChunkElements);

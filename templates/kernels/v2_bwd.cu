@@ -24,9 +24,13 @@
 // ---- Constants ----------------------------------------------------------------------------------
 //% include "parts/constants_bwd.cuh"
 constexpr int kSlotElements = kBlockQ * (kD + kDV);  // Q and dO of one tile
-constexpr int kSharedElements = kBlockKV * (kD + kDV) + 2 * kSlotElements + 2 * kBlockQ * kBlockKV;
+constexpr int kWeightElements = kBlockQ * kBlockKV;  // dS or P of one tile
+constexpr int kWeightTiles = $(2 if tile.p_in == "registers" else 4);  // $("two of dS" if tile.p_in == "registers" else "two of dS, two of P")
+constexpr int kSharedElements =
+    kBlockKV * (kD + kDV) + kSlots * kSlotElements + kWeightTiles * kWeightElements;
 
-static_assert(kSharedElements * sizeof(Element) + 4 * kBlockQ * sizeof(float) == kSmemBytes,
+static_assert(kSharedElements * sizeof(Element) + 2 * kSlots * kBlockQ * sizeof(float) ==
+                  kSmemBytes,
               "shared memory as planned");
 
 // ---- Instructions -------------------------------------------------------------------------------
@@ -96,9 +100,9 @@ $(parameters(kernel))) {
   extern __shared__ __align__(128) unsigned char smem_raw[];
   Element* k_tile = reinterpret_cast<Element*>(smem_raw);
   Element* v_tile = k_tile + kBlockKV * kD;
-  Element* slots = v_tile + kBlockKV * kDV;  // two tiles of Q and dO
-  Element* ds_tiles = slots + 2 * kSlotElements;  // two tiles of dS, keys by queries
-  float* statistics = reinterpret_cast<float*>(ds_tiles + 2 * kBlockQ * kBlockKV);  // L, D; L, D
+  Element* slots = v_tile + kBlockKV * kDV;  // tiles of Q and dO
+  Element* weight_tiles = slots + kSlots * kSlotElements;  // dS and perhaps P, keys by queries
+  float* statistics = reinterpret_cast<float*>(weight_tiles + kWeightTiles * kWeightElements);
 
   // This block's keys. Under a causal mask the first ones are seen by the most queries.
   const int kv_tiles = (seq_kv + kBlockKV - 1) / kBlockKV;
@@ -119,10 +123,13 @@ $(parameters(kernel))) {
   const int steps = group * q_tiles;
   const auto head_at = [&](int t) { return kv_head * group + t / q_tiles; };
   const auto query_at = [&](int t) { return (first_tile + t % q_tiles) * kBlockQ; };
-  const auto q_slot = [&](int t) { return slots + t % 2 * kSlotElements; };
-  const auto do_slot = [&](int t) { return slots + t % 2 * kSlotElements + kBlockQ * kD; };
-  const auto ds_tile = [&](int t) { return ds_tiles + t % 2 * kBlockQ * kBlockKV; };
-  const auto lse_slot = [&](int t) { return statistics + t % 2 * 2 * kBlockQ; };
+  const auto q_slot = [&](int t) { return slots + t % kSlots * kSlotElements; };
+  const auto do_slot = [&](int t) { return q_slot(t) + kBlockQ * kD; };
+  const auto ds_tile = [&](int t) { return weight_tiles + t % 2 * kWeightElements; };
+//% if tile.p_in == "shared"
+  const auto p_tile = [&](int t) { return weight_tiles + (2 + t % 2) * kWeightElements; };
+//% endif
+  const auto lse_slot = [&](int t) { return statistics + t % kSlots * 2 * kBlockQ; };
   const auto delta_slot = [&](int t) { return lse_slot(t) + kBlockQ; };
   const auto load = [&](int t) {
     if (t < steps) {
@@ -150,22 +157,31 @@ $(parameters(kernel))) {
   copy_tile<kBlockKV, kDV, kHeadDimV>(v_tile, v, v_strides.seq, keys);
   load(0);
 
-  Accumulator<kD / 8> dk_acc;
-  Accumulator<kDV / 8> dv_acc;
+  Accumulator<kD> dk_acc;
+  Accumulator<kDV> dv_acc;
   zero(dk_acc);
   zero(dv_acc);
-  const int warp_key = first_key + threadIdx.x / 32 * kWarpKeys;
+  const int warp_key = first_key + warp_keys();
+  // What is left to do of tile t when all warps have left their part.
+  const auto finish_tile = [&](int t) {
+    if (t < 0) return;
+//% if tile.p_in == "shared"
+    accumulate_tile<kDV>(dv_acc, p_tile(t), do_slot(t));
+    accumulate_tile<kD>(dk_acc, ds_tile(t), q_slot(t));
+//% endif
+    add_dq(t);
+  };
   const int last_key = warp_key + kWarpKeys - 1;
   for (int t = 0; t < steps; ++t) {
-    // Tile t has arrived, and every warp is done with tile t - 1 and has left its dS.
+    // Tile t has arrived, and every warp has made S of tile t - 1 and left its $("dS" if tile.p_in == "registers" else "P and dS").
     ptx::cp_async_wait_group<0>();
     __syncthreads();
     load(t + 1);
-    if (t > 0) add_dq(t - 1);
+    finish_tile(t - 1);
     const int query = query_at(t);
     const bool masked = last_key >= seq_kv || query < first_query_of(last_key, seq_q, seq_kv);
 #pragma unroll 1
-    for (int step = 0; step < kBlockQ; step += kStepQ) {
+    for (int step = warp_part() * kStepQ; step < kBlockQ; step += kStepQ * kSplit) {
       Scores<kStepQ> s;
       Weights p, ds;
       scores<kD, kStepQ>(s, k_tile, q_slot(t) + step * kD);
@@ -181,15 +197,19 @@ $(parameters(kernel))) {
       }
       round_weights<kStepQ>(p, s, 0);
       share_weights(ds_tile(t), ds, step);
-      accumulate<kDV>(dv_acc, p, do_slot(t) + step * kDV);
-      accumulate<kD>(dk_acc, ds, q_slot(t) + step * kD);
+//% if tile.p_in == "registers"
+      accumulate_step<kDV>(dv_acc, p, do_slot(t) + step * kDV);
+      accumulate_step<kD>(dk_acc, ds, q_slot(t) + step * kD);
+//% else
+      share_weights(p_tile(t), p, step);
+//% endif
     }
   }
 
   ptx::cp_async_wait_group<0>();
   __syncthreads();
-  if (steps > 0) add_dq(steps - 1);
-  __syncthreads();  // K's tile is free for dK
+  finish_tile(steps - 1);
+  __syncthreads();  // the tiles of K and V are free for dK and dV
   const i64 row = (batch * kv_heads + kv_head) * seq_kv + first_key;
   store_rows<kD, kHeadDim>(k_tile, dk_acc, scale, dk + row * kHeadDim, keys);
   store_rows<kDV, kHeadDimV>(v_tile, dv_acc, 1.f, dv + row * kHeadDimV, keys);

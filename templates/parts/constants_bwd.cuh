@@ -7,7 +7,9 @@ constexpr int kBlockKV = $(tile.block_kv);  // B_c: keys of one tile
 constexpr int kStepKV = $(tile.keys_per_step);  // keys scored at once: all of them
 constexpr int kWarps = $(tile.warps);
 constexpr int kThreads = 32 * kWarps;
-constexpr int kWarpKeys = kBlockKV / kWarps;  // a warp owns whole keys, with their dK and dV
+constexpr int kSplit = $(tile.sharing);  // warps that share keys, each with its columns of dK and dV
+constexpr int kWarpKeys = kBlockKV / kWarps * kSplit;
+constexpr int kSlots = $(tile.stages);  // tiles of Q and dO in shared memory
 constexpr int kRowTiles = kWarpKeys / 16;
 constexpr int kStepQ = 32;  // queries whose scores fit the registers beside dK and dV …
 constexpr int kPartQ = kStepQ / kRowTiles;  // … and whose dP fits beside those
@@ -17,5 +19,11 @@ constexpr bool kCausal = $("true" if kernel.mask == "causal" else "false");
 constexpr int kChunkElements = 16 / int(sizeof(Element));  // of the 16-byte unit of copies
 constexpr float kLog2e = 1.442695041f;
 
-static_assert(kRowTiles * 16 * kWarps == kBlockKV, "every warp owns whole 16-key tiles");
-static_assert(kBlockQ % kStepQ == 0, "whole steps of queries");
+static_assert(kRowTiles * 16 * kWarps == kBlockKV * kSplit, "every warp has whole 16-key tiles");
+static_assert(kBlockQ % (kStepQ * kSplit) == 0, "whole steps of queries for every warp");
+static_assert(kSplit == 1 || ((kD & (kD - 1)) == 0 && (kDV & (kDV - 1)) == 0),
+              "columns are halved where no group of permuted chunks is cut");
+
+// The first of the keys that a warp has in a tile, and its place among those that share them.
+__device__ __forceinline__ int warp_keys() { return threadIdx.x / 32 / kSplit * kWarpKeys; }
+__device__ __forceinline__ int warp_part() { return threadIdx.x / 32 % kSplit; }

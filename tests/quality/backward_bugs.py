@@ -23,13 +23,16 @@ NOTHING = "nothing"
 SEEDS = range(6)  # each draws the inputs and the schedule
 
 TILE = Tile(block_q=32, block_kv=32, warps=2, stages=2)
-PLANS: dict[str, tuple[str, Problem]] = {
-    "bf16 causal": ("h200", Problem(head_dim=32, dtype="bf16", causal=True, pass_="bwd")),
-    "fp16 full": ("a100-80gb", Problem(head_dim=40, head_dim_v=24, pass_="bwd")),
+SHARED = Tile(block_q=64, block_kv=32, warps=2, stages=3, p_in="shared")
+PLANS: dict[str, tuple[str, Tile, Problem]] = {
+    "bf16 causal": ("h200", TILE, Problem(head_dim=32, dtype="bf16", causal=True, pass_="bwd")),
+    "fp16 full": ("a100-80gb", TILE, Problem(head_dim=40, head_dim_v=24, pass_="bwd")),
+    "P in shared": ("h200", SHARED, Problem(head_dim=64, head_dim_v=32, dtype="bf16", pass_="bwd")),
 }
 USUAL = Case(heads=2, kv_heads=1, seq=40, seq_kv=50)
 MORE_QUERIES = replace(USUAL, seq=60, seq_kv=40)
 LONG = replace(USUAL, heads=1, seq=100, seq_kv=64)
+LONG_SHARED = replace(LONG, seq=200)
 
 
 @dataclass(frozen=True)
@@ -75,8 +78,8 @@ class Bug:
 
 @cache
 def kernel_of(name: str) -> Kernel:
-    gpu, problem = PLANS[name]
-    entry = planner.plan(problem, load(gpu), "v2", tile=TILE)
+    gpu, tile, problem = PLANS[name]
+    entry = planner.plan(problem, load(gpu), "v2", tile=tile)
     assert entry.plan
     return render(entry.plan)
 
@@ -103,21 +106,21 @@ BUGS = (
     ),
     Bug(
         "one tile of dS for two", "fp16 full",
-        "return ds_tiles + t % 2 * kBlockQ * kBlockKV;", "return ds_tiles;", "race",
+        "return weight_tiles + t % 2 * kWeightElements;", "return weight_tiles;", "race",
     ),
     Bug(
         "one slot of Q and dO for two", "bf16 causal",
-        "const auto q_slot = [&](int t) { return slots + t % 2 * kSlotElements; };",
+        "const auto q_slot = [&](int t) { return slots + t % kSlots * kSlotElements; };",
         "const auto q_slot = [&](int t) { return slots; };", ("race", "copy in flight"),
     ),
     Bug(
         "one slot of L and D for two", "bf16 causal",
-        "return statistics + t % 2 * 2 * kBlockQ;", "return statistics;",
+        "return statistics + t % kSlots * 2 * kBlockQ;", "return statistics;",
         ("race", "copy in flight"),
     ),
     Bug(
         "K is overwritten while dQ reads it", "bf16 causal",
-        "  __syncthreads();  // K's tile is free for dK\n", "", "race",
+        "  __syncthreads();  // the tiles of K and V are free for dK and dV\n", "", "race",
     ),
     Bug(
         "dQ starts as it is", "bf16 causal",
@@ -135,11 +138,11 @@ BUGS = (
     ),
     Bug(
         "the last tile of dS is forgotten", "fp16 full",
-        "  if (steps > 0) add_dq(steps - 1);\n", "", MATCHES,
+        "  finish_tile(steps - 1);\n", "", MATCHES,
     ),
     Bug(
         "dS a step too late", "bf16 causal",
-        "    if (t > 0) add_dq(t - 1);\n", "    if (t > 1) add_dq(t - 2);\n", ("race", MATCHES),
+        "    finish_tile(t - 1);\n", "    finish_tile(t - 2);\n", ("race", MATCHES),
     ),
     Bug(
         "keys past the end keep their weight", "fp16 full",
@@ -242,7 +245,33 @@ BUGS = (
     ),
     Bug(
         "dV from the other rounding", "fp16 full",
-        "accumulate<kDV>(dv_acc, p, do_slot(t) + step * kDV);",
-        "accumulate<kDV>(dv_acc, ds, do_slot(t) + step * kDV);", MATCHES,
+        "accumulate_step<kDV>(dv_acc, p, do_slot(t) + step * kDV);",
+        "accumulate_step<kDV>(dv_acc, ds, do_slot(t) + step * kDV);", MATCHES,
+    ),
+    Bug(
+        "two slots of Q and dO where three are needed", "P in shared",
+        "const auto q_slot = [&](int t) { return slots + t % kSlots * kSlotElements; };",
+        "const auto q_slot = [&](int t) { return slots + t % 2 * kSlotElements; };",
+        ("race", "copy in flight"), LONG_SHARED,
+    ),
+    Bug(
+        "one tile of P for two", "P in shared",
+        "return weight_tiles + (2 + t % 2) * kWeightElements;",
+        "return weight_tiles + 2 * kWeightElements;", "race", LONG_SHARED,
+    ),
+    Bug(
+        "both warps have the same queries", "P in shared",
+        "for (int step = warp_part() * kStepQ;", "for (int step = 0;",
+        ("race", "uninitialised read", MATCHES),
+    ),
+    Bug(
+        "both warps have the same columns", "P in shared",
+        "const int chunk = warp_part() * (kCols / kSplit / 8) + lane / 16;",
+        "const int chunk = lane / 16;", MATCHES,
+    ),
+    Bug(
+        "rows leave before the other warp's columns are there", "P in shared",
+        "  if constexpr (kSplit > 1) {\n    __syncthreads();",
+        "  if constexpr (kSplit > 1) {\n    ", "race",
     ),
 )  # fmt: skip

@@ -86,7 +86,7 @@ def test_a_backward_launch_has_three_kernels_and_reads_what_the_forward_left() -
         ({"dtype": "fp32", "out_dtype": "fp32"}, {}, "backward pass in fp32"),
         ({}, {"block_q": 48}, "block_q 48 is not whole steps of 32 queries"),
         ({}, {"block_kv": 96}, "block_kv 96 is not whole 16-key steps for each of 4 warps"),
-        ({}, {"stages": 1}, "1 stages, but a backward pass has 2"),
+        ({}, {"stages": 1}, "1 stages, but a backward pass with P in registers has 2"),
         ({}, {"step_kv": 64}, "step_kv 64, but a backward pass scores all keys at once"),
     ],
 )

@@ -32,17 +32,24 @@ PLANS = [
 ]
 
 
-def backward(dtype: str, arch: str) -> Plan:
-    problem = Problem(dtype=dtype, head_dim=80, head_dim_v=64, causal=True, pass_="bwd")
+def backward(dtype: str, arch: str, p_in: str = "registers") -> Plan:
+    problem = Problem(dtype=dtype, head_dim=128, head_dim_v=64, causal=True, pass_="bwd")
+    split = 2 if p_in == "shared" else 1
+    tile = Tile(block_q=64, block_kv=64, stages=1 + split, p_in=p_in)
     spec = KernelSpec(
-        algo="v2", pass_="bwd", arch=arch, dtype=dtype, out_dtype=dtype, head_dim=80,
-        head_dim_v=64, mask="causal", tile=Tile(block_q=64, block_kv=64, stages=2),
+        algo="v2", pass_="bwd", arch=arch, dtype=dtype, out_dtype=dtype, head_dim=128,
+        head_dim_v=64, mask="causal", tile=tile,
     )  # fmt: skip
-    smem = 2 * (64 * 144 + 2 * 64 * 144 + 2 * 64 * 64) + 4 * 64 * 4
+    walked = (1 + split) * 64 * (192 * 2 + 8)
+    smem = 2 * (64 * 192 + 2 * split * 64 * 64) + walked
     return Plan(problem=problem, gpu="a100", kernel=spec, smem_bytes=smem)
 
 
-PLANS += [backward("fp16", "sm_80"), backward("bf16", "sm_90")]
+PLANS += [
+    backward("fp16", "sm_80"),
+    backward("bf16", "sm_90"),
+    backward("bf16", "sm_90", "shared"),
+]
 
 
 @pytest.mark.parametrize("plan", PLANS, ids=lambda plan: plan.kernel.stem)
