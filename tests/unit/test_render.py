@@ -68,8 +68,8 @@ def test_constants_are_the_plans(plan: Plan) -> None:
     assert constants["kStepKV"] == str(tile.keys_per_step)
     assert constants["kWarps"] == str(tile.warps)
     assert constants["kRegisters"] == str(tile.registers)
-    assert constants["kHeadDim"] == "80"
-    assert constants["kHeadDimV"] == "64"
+    assert constants["kHeadDim"] == str(plan.kernel.head_dim)
+    assert constants["kHeadDimV"] == str(plan.kernel.head_dim_v)
     assert constants["kSmemBytes"] == str(plan.smem_bytes)
     assert constants["kCausal"] == ("true" if plan.kernel.mask == "causal" else "false")
     assert 'extern "C" __global__ void' in source
