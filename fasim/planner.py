@@ -66,10 +66,7 @@ def missing(problem: Problem, gpu: Gpu, algo: str, pass_: str) -> str:
         (pass_ != "fwd", f"the {algo} backward kernel is planned, not generated yet"),
         (problem.dtype == "e4m3", "e4m3 kernels are planned, not generated yet"),
         (gpu.compute_capability < MIN_CAPABILITY, _too_old(gpu, capability)),
-        (problem.mask == "window", "window masks are planned, not generated yet"),
-        (problem.softcap > 0, "softcap is planned, not generated yet"),
-        (problem.bias != "none", f"{problem.bias} bias is planned, not generated yet"),
-        (problem.varlen, "varlen is planned, not generated yet"),
+        (problem.varlen and problem.dense, "a dense bias of packed sequences has no layout yet"),
     )
     return next((reason for applies, reason in rules if applies), "")
 
@@ -289,6 +286,9 @@ def _plan(case: Case, index: int) -> Plan:
         head_dim_v=problem.head_dim_v,
         tile=case.tiles.tile(index),
         mask=problem.mask,
+        softcap=problem.softcap > 0,
+        bias=problem.bias,
+        varlen=problem.varlen,
     )
     return Plan(
         problem=problem,
