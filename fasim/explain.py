@@ -385,6 +385,8 @@ def _special_registers(case: _Case) -> Iterator[Part]:
     yield Part("fp32 fragments", "", footprint.FP32_REGISTERS * fp32)
     how = f"{many} / {footprint.SCORES_PER_LOAD}"
     yield Part("loads of many scores", how, many // footprint.SCORES_PER_LOAD)
+    for name, kept in footprint.option_registers(problem).items():
+        yield Part(name, "", kept)
     ring = footprint.RING_REGISTERS * (tile.stages > 1)
     yield Part("places in the ring", f"{tile.stages} stages", ring)
 

@@ -223,20 +223,22 @@ def _base(problem: Problem, gpu: Gpu, algo: str, pass_: str, reserve: int) -> En
         useful_flops=flops.useful(problem, pass_),
         generable=not gap,
         reason=gap,
-        assumed=(*rates(gpu, algo, problem).assumed, *_uncharged(problem)),
+        assumed=(*rates(gpu, algo, problem).assumed, *_uncharged(problem, pass_)),
     )
 
 
-def _uncharged(problem: Problem) -> Iterable[str]:
+def _uncharged(problem: Problem, pass_: str) -> Iterable[str]:
     """What the problem asks for and time, traffic and memory leave out, a sentence each."""
+    backward = pass_ != "fwd"
     asked = {
-        "softcap": problem.softcap > 0,
-        "dense bias": problem.bias == "dense",
-        "ALiBi": problem.bias == "alibi",
-        "varlen": problem.varlen,
+        "softcap": problem.softcap > 0 and backward,
+        "dense bias": problem.dense and backward,
+        "ALiBi": problem.bias == "alibi" and backward,
     }
     for name in (name for name, wanted in asked.items() if wanted):
-        yield f"{name} is not charged: time, traffic and memory are those without it"
+        yield f"{name} is charged forward only: backward is that without it"
+    if problem.varlen:
+        yield "varlen: every sequence is charged as the longest"
 
 
 def _entries(ranking: _Ranking, base: Entry, chosen: Sequence[int]) -> list[Entry]:

@@ -29,7 +29,13 @@ KINDS = (
     *("ex2", "lg2", "rcp", "cvt"),
     *("shared load", "shared store", "global load", "global store", "atomic"),
 )
-BY_THREAD = ("ex2", "lg2", "rcp", "cvt", "atomic")  # counted for each thread, the rest for each warp
+BY_THREAD = (
+    "ex2",
+    "lg2",
+    "rcp",
+    "cvt",
+    "atomic",
+)  # counted by threads, the rest by warps
 WARP = 32
 MOST_THREADS, MOST_SHARED = 1024, 227 << 10  # of a block, on any GPU so far
 MOST_ARRAYS, OUTER = 32, 3

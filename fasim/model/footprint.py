@@ -37,6 +37,8 @@ SMALL_BLOCK_REGISTERS = 20
 WIDE_REGISTERS, SCORES_PER_LIMIT = 8, 16
 FP32_REGISTERS = 28  # wider fragments, the weights of four keys
 MANY_SCORES, SCORES_PER_LOAD = 128, 2
+# What the options of the scores keep besides: limits, factors, addresses, values on their way.
+OPTION_REGISTERS = {"window": 12, "softcap": 4, "ALiBi": 8, "dense bias": 16, "sequences": 8}
 # What the compiler uses when it may, to have more loads in flight: fitted to nvcc 13.0.
 WANTED_BASE, WANTED_PER_ACCUMULATOR = 62, 1.17
 # The same for a backward kernel, which keeps LSE and D of its rows too.
@@ -150,7 +152,20 @@ def _special(problem: Problem, tiles: Tiles) -> Ints:
     wide = WIDE_REGISTERS * ((longest > 128) | ((longest > 64) & (scores > 64)))
     small = SMALL_BLOCK_REGISTERS * (tiles.warps < 4) + FP32_REGISTERS * (problem.dtype == "fp32")
     loads = np.maximum(scores - MANY_SCORES, 0) // SCORES_PER_LOAD
-    return np.asarray(limits + wide + small + loads + RING_REGISTERS * (tiles.stages > 1))
+    options = sum(option_registers(problem).values())
+    return np.asarray(limits + wide + small + loads + options + RING_REGISTERS * (tiles.stages > 1))
+
+
+def option_registers(problem: Problem) -> dict[str, int]:
+    """OPTION_REGISTERS of the options that a problem has."""
+    asked = {
+        "window": problem.mask == "window",
+        "softcap": problem.softcap > 0,
+        "ALiBi": problem.bias == "alibi",
+        "dense bias": problem.dense,
+        "sequences": problem.varlen,
+    }
+    return {name: OPTION_REGISTERS[name] for name, wanted in asked.items() if wanted}
 
 
 def _v1_fwd_registers(problem: Problem, tiles: Tiles) -> Ints:
@@ -216,6 +231,7 @@ class Tensors:
     v: int
     o: int
     lse: int
+    bias: int  # a dense one, not broadcast
     scores: int  # one seq x seq_kv matrix per head, as standard attention stores S or P
 
     @classmethod
@@ -229,6 +245,7 @@ class Tensors:
             v=keys * p.head_dim_v * e,
             o=rows * p.head_dim_v * p.out_bytes,
             lse=rows * 4,
+            bias=rows * p.seq_kv * p.bias_bytes * p.dense,
             scores=rows * p.seq_kv * score_bytes,
         )
 
@@ -252,7 +269,7 @@ def _standard_hbm(problem: Problem, algo: str, pass_: str) -> HbmBytes:
     """S and P live together forward; P, dP and dS backward."""
     t = Tensors.of(problem)
     if pass_ == "fwd":
-        return HbmBytes(inputs=t.q + t.kv, outputs=t.o, s_and_p=2 * t.scores)
+        return HbmBytes(inputs=t.q + t.kv + t.bias, outputs=t.o, s_and_p=2 * t.scores)
     outputs = t.q + t.kv + (t.o if pass_ == "train" else 0)
     return HbmBytes(inputs=t.q + t.kv + t.o, outputs=outputs, s_and_p=2 * t.scores, saved=t.scores)
 
@@ -262,7 +279,7 @@ def _flash_hbm(problem: Problem, algo: str, pass_: str) -> HbmBytes:
     t = Tensors.of(problem)
     forward = _v1_workspace(problem) if algo == "v1" else 0
     if pass_ == "fwd":
-        return HbmBytes(inputs=t.q + t.kv, outputs=t.o + t.lse, workspace=forward)
+        return HbmBytes(inputs=t.q + t.kv + t.bias, outputs=t.o + t.lse, workspace=forward)
     backward = _dq_workspace(problem)
     return HbmBytes(
         inputs=t.q + t.kv + t.o,  # dO is as large as O

@@ -19,6 +19,10 @@ from fasim.problem import Problem
 # Instructions an element of S costs besides its exponential: max, fused multiply-add, add, half a
 # conversion, and the issue of ex2 itself.
 SOFTMAX_INSTRUCTIONS = 5.5
+# What an option adds to an element of S, counted in templates/device/score.cuh: instructions, and
+# exponentials or reciprocals among them.
+SOFTCAP_INSTRUCTIONS, SOFTCAP_MUFU = 14.0, 2
+ALIBI_INSTRUCTIONS, DENSE_INSTRUCTIONS = 3.0, 6.0
 # Backward: multiply-add, issue of ex2, dP - D, product with P, two half conversions.
 BACKWARD_INSTRUCTIONS = 6.0
 # Share of the shorter of exponentials and other instructions that shows beside the longer.
@@ -66,6 +70,14 @@ class _Shape:
         self.d, self.dv = padded(problem.head_dim), padded(problem.head_dim_v)
         self.e, self.dtype = problem.element_bytes, problem.dtype
         self.scores = self.m * self.n
+        capped = problem.softcap > 0
+        self.mufu = 1 + SOFTCAP_MUFU * capped
+        self.instructions = (
+            SOFTMAX_INSTRUCTIONS
+            + SOFTCAP_INSTRUCTIONS * capped
+            + ALIBI_INSTRUCTIONS * (problem.bias == "alibi")
+            + DENSE_INSTRUCTIONS * problem.dense
+        )
         self.kv_bytes = self.n * (self.d + self.dv) * self.e
         self.q_bytes = self.m * self.d * self.e
         self.rows_bytes = self.m * (self.d + self.dv) * self.e  # Q and dO
@@ -83,8 +95,8 @@ def _busy(shape: _Shape) -> Any:
 
 def _softmax(shape: _Shape, rates: Rates) -> Any:
     """Exponentials beside the other instructions, with the rescaling of O."""
-    exponentials = shape.scores / rates.mufu
-    issue = (SOFTMAX_INSTRUCTIONS * shape.scores + shape.m * shape.dv) / rates.lanes
+    exponentials = shape.mufu * shape.scores / rates.mufu
+    issue = (shape.instructions * shape.scores + shape.m * shape.dv) / rates.lanes
     return _beside(exponentials, issue) * (E4M3_SOFTMAX if shape.dtype == "e4m3" else 1.0)
 
 

@@ -290,7 +290,7 @@ def _standard_launches(problem: Problem, pass_: str) -> list[tuple[int, int, int
     """(FLOPs, passes over a score matrix, other bytes) of every launch."""
     t, pairs = Tensors.of(problem), problem.batch * problem.heads * problem.seq * problem.seq_kv
     over_d, over_dv = 2 * pairs * problem.head_dim, 2 * pairs * problem.head_dim_v
-    forward = [(over_d, 1, t.q + t.k), (0, 2, 0), (over_dv, 1, t.v + t.o)]
+    forward = [(over_d, 1, t.q + t.k), (0, 2, t.bias), (over_dv, 1, t.v + t.o)]
     backward = [
         (over_dv, 1, t.o + t.v),  # dV = P' dO
         (over_dv, 1, t.o + t.v),  # dP = dO V'
