@@ -398,8 +398,9 @@ def _v1_fwd_registers(case: _Case) -> Iterator[Part]:
     how, taken = _v1_taken(case)
     if more := max(taken - round(sum(part.value for part in parts)), 0):
         yield Part("merging O", f"V1 takes {how} in all", more)
-    if beyond := max(case.accumulators - footprint.V1_MOST, 0):
-        how = f"{case.accumulators} - {footprint.V1_MOST}"
+    most = footprint.v1_most(case.problem)
+    if beyond := max(case.accumulators - most, 0):
+        how = f"{case.accumulators} - {most}"
         yield Part("accumulators past all room", how, beyond)
 
 

@@ -531,7 +531,7 @@ def placed(arrays: Mapping[str, Array], layout: str) -> dict[str, Array]:
 def _placed(x: Array, layout: str) -> Array:
     if x.ndim == 3:  # packed: heads outside as in an array of one sequence, or tokens
         whole: Array = lay_out(x.transpose(1, 0, 2)[None], layout)
-        return whole[0].transpose(1, 0, 2)
+        return np.transpose(whole[0], (1, 0, 2))
     return lay_out(x, layout) if x.ndim == 4 else x
 
 

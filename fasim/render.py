@@ -179,8 +179,11 @@ def parameters(kernel: KernelSpec) -> str:
 
 def call(kernel: KernelSpec) -> str:
     """The arguments of a call whose variables bear the parameters' names."""
+    names = [name for name, _ in kernel.arguments]
     indent = len("    kernel<<<grid, kThreads, kSmemBytes>>>(")
-    return _filled([name for name, _ in kernel.arguments], indent, reserve=len(");"))
+    beside, below = (_filled(names, column, reserve=len(");")) for column in (indent, 8))
+    below = f"\n{' ' * 8}{below}"
+    return below if below.count("\n") < beside.count("\n") else beside
 
 
 def _parameter(name: str, kind: str) -> str:
@@ -228,6 +231,11 @@ def longest_q(kernel: KernelSpec) -> str:
     return "longest_q" if kernel.varlen else "seq_q"
 
 
+def head_rows(kernel: KernelSpec) -> str:
+    """Rows before those of a head in m, l, LSE and V1's O."""
+    return "i64(head) * total_q + sequence.q" if kernel.varlen else "(batch * heads + head) * seq_q"
+
+
 def last_tile(kernel: KernelSpec) -> str:
     """The number of the last K/V tile that a block visits."""
     return f"{'first_tile + ' * (kernel.mask == 'window')}kv_tiles - 1"
@@ -264,7 +272,7 @@ def _environment() -> jinja2.Environment:
         comment_end_string="#*/",
     )
     helpers = {"parameters": parameters, "call": call, "memory_map": memory_map, "padded": padded}
-    options = (hooked, softmax_factor, score_terms, score_call, longest_q, last_tile)
+    options = (hooked, softmax_factor, score_terms, score_call, longest_q, head_rows, last_tile)
     helpers |= {option.__name__: option for option in options}
     environment.globals.update(helpers, ctype=CTYPES.__getitem__, ptx_type=PTX_TYPES.__getitem__)
     return environment

@@ -38,7 +38,7 @@ WIDE_REGISTERS, SCORES_PER_LIMIT = 8, 16
 FP32_REGISTERS = 28  # wider fragments, the weights of four keys
 MANY_SCORES, SCORES_PER_LOAD = 128, 2
 # What the options of the scores keep besides: limits, factors, addresses, values on their way.
-OPTION_REGISTERS = {"window": 12, "softcap": 4, "ALiBi": 8, "dense bias": 16, "sequences": 8}
+OPTION_REGISTERS = {"window": 12, "softcap": 4, "ALiBi": 8, "dense bias": 12, "sequences": 8}
 # What the compiler uses when it may, to have more loads in flight: fitted to nvcc 13.0.
 WANTED_BASE, WANTED_PER_ACCUMULATOR = 62, 1.17
 # The same for a backward kernel, which keeps LSE and D of its rows too.
@@ -174,8 +174,14 @@ def _v1_fwd_registers(problem: Problem, tiles: Tiles) -> Ints:
     taken = V1_BASE + V1_PER_ACCUMULATOR[problem.dtype] * accumulators
     rounded = np.minimum(round_up(taken.astype(np.int64), 8), MOST_REGISTERS)
     needed = np.where(accumulators < V1_SMALL, rounded, MOST_REGISTERS)
-    excess = np.maximum(accumulators - V1_MOST, 0)
+    excess = np.maximum(accumulators - v1_most(problem), 0)
     return np.asarray(np.maximum(needed, _mma_fwd_registers(problem, tiles)) + excess)
+
+
+def v1_most(problem: Problem) -> int:
+    """Accumulators that V1 has room for: options take theirs, two thirds of what V2 keeps, because
+    between two steps V1 keeps nothing of a row."""
+    return V1_MOST - 2 * sum(option_registers(problem).values()) // 3
 
 
 def _mma_bwd_registers(problem: Problem, tiles: Tiles) -> Any:

@@ -83,21 +83,14 @@ $(parameters(kernel))) {
   const int head = blockIdx.x % heads;
   const int kv_head = head / (heads / kv_heads);
   const i64 batch = blockIdx.x / heads;
-  q += batch * q_strides.batch + head * q_strides.head;
-  k += batch * k_strides.batch + kv_head * k_strides.head;
-  v += batch * v_strides.batch + kv_head * v_strides.head;
-  o += batch * o_strides.batch + head * o_strides.head;
 //% if kernel.varlen
-  const Sequence sequence = sequence_at(cu_seqlens_q, cu_seqlens_k, blockIdx.x / heads);
+  const Sequence sequence = sequence_at(cu_seqlens_q, cu_seqlens_k, batch);
   const int seq_q = sequence.seq_q, seq_kv = sequence.seq_kv;
   if (seq_q == 0) return;
-  q += sequence.first_query * q_strides.seq;
-  k += sequence.first_key * k_strides.seq;
-  v += sequence.first_key * v_strides.seq;
-  o += sequence.first_query * o_strides.seq;
-  const i64 head_rows = i64(head) * total_q + sequence.first_query;  // before this head's, in m, l, O
-//% else
-  const i64 head_rows = (batch * heads + head) * seq_q;  // before this head's, in m, l, O and LSE
+  q += sequence.q * q_strides.seq;
+  k += sequence.k * k_strides.seq;
+  v += sequence.k * v_strides.seq;
+  o += sequence.q * o_strides.seq;
 //% endif
 //% if kernel.mask == "window"
   const Span span = {seq_q, seq_kv, window_left, window_right};
@@ -108,6 +101,11 @@ $(parameters(kernel))) {
 //% if hooked(kernel)
   const ScoreTerms terms = {$(score_terms(kernel))};
 //% endif
+  q += batch * q_strides.batch + head * q_strides.head;
+  k += batch * k_strides.batch + kv_head * k_strides.head;
+  v += batch * v_strides.batch + kv_head * v_strides.head;
+  o += batch * o_strides.batch + head * o_strides.head;
+  const i64 head_rows = $(head_rows(kernel));  // before this head's, in m, l, O and LSE
 
   const int q_blocks = (seq_q + kBlockQ - 1) / kBlockQ;
   const int kv_blocks = max(1, (seq_kv + kBlockKV - 1) / kBlockKV);  // without keys, O is still due
@@ -132,10 +130,12 @@ $(parameters(kernel))) {
       const int first = min(last, from / kBlockKV);  // the first of them
       const int first_step = max(0, from / kStepKV * kStepKV - first_key);
       if (j < first || j > last) continue;
+
 //% else
       const int keys = visible_keys(i * kBlockQ + rows - 1, seq_q, seq_kv);
       const int last = max(0, (keys - 1) / kBlockKV);  // the last tile of keys these queries see
       if (j > last) continue;
+
 //% endif
 
       const Element* q_source = q + first_query * q_strides.seq;

@@ -85,7 +85,8 @@ $(parameters(kernel))) {
   const int turn = blockIdx.x % q_blocks;
   const int first_query = (kCausal ? q_blocks - 1 - turn : turn) * kBlockQ;
 //% if kernel.varlen
-  const Sequence sequence = sequence_at(cu_seqlens_q, cu_seqlens_k, blockIdx.x / q_blocks / heads);
+  const int batch_index = blockIdx.x / q_blocks / heads;
+  const Sequence sequence = sequence_at(cu_seqlens_q, cu_seqlens_k, batch_index);
   const int seq_q = sequence.seq_q, seq_kv = sequence.seq_kv;
   if (first_query >= seq_q) return;  // the grid is for the longest
 //% endif
@@ -93,20 +94,17 @@ $(parameters(kernel))) {
   const int head = blockIdx.x / q_blocks % heads;
   const int kv_head = head / (heads / kv_heads);
   const i64 batch = blockIdx.x / q_blocks / heads;
-  q += batch * q_strides.batch + head * q_strides.head + first_query * q_strides.seq;
-  k += batch * k_strides.batch + kv_head * k_strides.head;
-  v += batch * v_strides.batch + kv_head * v_strides.head;
 //% if kernel.varlen
-  q += sequence.first_query * q_strides.seq;
-  k += sequence.first_key * k_strides.seq;
-  v += sequence.first_key * v_strides.seq;
+  q += sequence.q * q_strides.seq;
+  k += sequence.k * k_strides.seq;
+  v += sequence.k * v_strides.seq;
 //% endif
 //% if kernel.bias_dtype
   bias += batch * bias_strides.batch + head * bias_strides.head;
 //% endif
-//% if hooked(kernel)
-  const ScoreTerms terms = {$(score_terms(kernel))};
-//% endif
+  q += batch * q_strides.batch + head * q_strides.head + first_query * q_strides.seq;
+  k += batch * k_strides.batch + kv_head * k_strides.head;
+  v += batch * v_strides.batch + kv_head * v_strides.head;
 
   // The tiles that any of them sees, as a stream K, V, K, V … through the ring.
   const int last_query = first_query + rows - 1;
@@ -147,6 +145,9 @@ $(parameters(kernel))) {
   RowState row;
   zero(o_acc);
   reset(row);
+//% if hooked(kernel)
+  const ScoreTerms terms = {$(score_terms(kernel))};
+//% endif
   const int warp_query = first_query + threadIdx.x / 32 * kWarpRows;
   for (int j = 0; j < kv_tiles; ++j) {
     const int key = ($(last_tile(kernel)) - j) * kBlockKV;
@@ -172,8 +173,8 @@ $(parameters(kernel))) {
   __syncthreads();  // Q's tile is free for O
   o += batch * o_strides.batch + head * o_strides.head + first_query * o_strides.seq;
 //% if kernel.varlen
-  o += sequence.first_query * o_strides.seq;
-  lse += i64(head) * total_q + sequence.first_query + first_query;
+  o += sequence.q * o_strides.seq;
+  lse += i64(head) * total_q + sequence.q + first_query;
 //% else
   lse += (batch * heads + head) * seq_q + first_query;
 //% endif

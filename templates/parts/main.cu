@@ -30,14 +30,6 @@ Element* input(i64 n, u32 seed) {
   return array;
 }
 
-//% if kernel.varlen
-Strides packed(i64 heads, i64, i64 head_dim) { return {0, head_dim, heads * head_dim}; }
-//% else
-Strides contiguous(i64 heads, i64 seq, i64 head_dim) {
-  return {heads * seq * head_dim, seq * head_dim, head_dim};
-}
-//% endif
-
 //% if kernel.option_inputs
 // An array whose values are computed on the host.
 template <typename T, typename Value>
@@ -51,15 +43,24 @@ T* made(i64 n, Value value) {
 }
 
 //% endif
+//% if kernel.varlen
+Strides contiguous(i64 heads, i64, i64 head_dim) { return {0, head_dim, heads * head_dim}; }
+
+//% else
+Strides contiguous(i64 heads, i64 seq, i64 head_dim) {
+  return {heads * seq * head_dim, seq * head_dim, head_dim};
+}
+
+//% endif
 int main(int argc, char** argv) {
   const auto size = [&](int i, int otherwise) { return argc > i ? std::atoi(argv[i]) : otherwise; };
   const int batch = size(1, 1), heads = size(2, 16), kv_heads = size(3, heads);
   const int seq_q = size(4, 4096), seq_kv = size(5, seq_q);
   const i64 rows = i64(batch) * heads * seq_q, keys = i64(batch) * kv_heads * seq_kv;
-  const Strides q_strides = $("packed" if kernel.varlen else "contiguous")(heads, seq_q, kHeadDim);
-  const Strides k_strides = $("packed" if kernel.varlen else "contiguous")(kv_heads, seq_kv, kHeadDim);
-  const Strides v_strides = $("packed" if kernel.varlen else "contiguous")(kv_heads, seq_kv, kHeadDimV);
-  const Strides o_strides = $("packed" if kernel.varlen else "contiguous")(heads, seq_q, kHeadDimV);
+  const Strides q_strides = contiguous(heads, seq_q, kHeadDim);
+  const Strides k_strides = contiguous(kv_heads, seq_kv, kHeadDim);
+  const Strides v_strides = contiguous(kv_heads, seq_kv, kHeadDimV);
+  const Strides o_strides = contiguous(heads, seq_q, kHeadDimV);
 //% if kernel.softcap
   const float softcap = 50.f;
   const float softcap_scale = 1.f / (softcap * sqrtf(kHeadDim));
