@@ -408,8 +408,9 @@ def _v1_taken(case: _Case) -> tuple[str, int]:
     most, each = footprint.MOST_REGISTERS, footprint.V1_PER_ACCUMULATOR[case.problem.dtype]
     if case.accumulators >= footprint.V1_SMALL:
         return f"all {most}", most
-    taken = min(int(round_up(int(footprint.V1_BASE + each * case.accumulators), 8)), most)
-    return f"{footprint.V1_BASE} + {each} x {case.accumulators}, or {taken},", taken
+    base = footprint.v1_base(case.problem)
+    taken = min(int(round_up(int(base + each * case.accumulators), 8)), most)
+    return f"{base} + {each} x {case.accumulators}, or {taken},", taken
 
 
 def _v3_fwd_registers(case: _Case) -> Iterator[Part]:

@@ -695,9 +695,26 @@ def packed_sequences_are_those_one_by_one(trial: Trial) -> float:
         arrays[name] = np.full((own[-1] + 1, *full.shape[1:]), np.nan, full.dtype)
         arrays[name][own[0] : own[-1]] = full[: own[-1] - own[0]]
     whole = trial.run_packed(arrays, trial.case.layout)
+    _same_traffic(trial, *lengths)
     for i in range(problem.batch):
         _same_alone(trial, arrays, i, whole)
     return 0.0
+
+
+def _same_traffic(trial: Trial, queries: Array, keys: Array) -> None:
+    """The latest launch, if it was counted, moved of each tensor what its sequences would alone.
+    Where they part is read by the blocks past their ends too."""
+    if not isinstance(trial.runner, Counting):
+        return
+    spec, executed = trial.kernel.plan.kernel, trial.runner.last
+    for name in ("q", "k", "v", "o", "lse"):
+        want = 0
+        for seq, seq_kv in zip(queries.tolist(), keys.tolist(), strict=True):
+            alone = trial.changed(batch=1, seq=seq, seq_kv=seq_kv)
+            moved = traffic.issued(alone, spec.algo, spec.pass_, Tiles.of([spec.tile])).at(0)
+            want += moved.reads.get(name, 0) + moved.writes.get(name, 0)
+        got = executed.reads.get(name, 0) + executed.writes.get(name, 0)
+        _same_count(f"the bytes moved of {name} are not those of its sequences", name, got, want)
 
 
 def _same_alone(trial: Trial, arrays: Mapping[str, Array], i: int, whole: Outputs) -> None:

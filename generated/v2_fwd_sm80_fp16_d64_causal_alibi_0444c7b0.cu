@@ -35,7 +35,7 @@
 //   76c2f1b5  device/integers.cuh
 //   4210b751  device/mask.cuh
 //   60f0fdb3  device/matmul_mma.cuh
-//   b3f06dac  device/score.cuh
+//   c21c3ef4  device/score.cuh
 //   40a7841f  device/softmax.cuh
 //   727eb359  device/store.cuh
 //   b0983d9f  device/tile.cuh

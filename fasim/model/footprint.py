@@ -27,7 +27,7 @@ RING_REGISTERS = 8
 # accumulators on all there are. Beyond the third it would spill in earnest.
 V1_BASE = 88
 V1_PER_ACCUMULATOR = {"fp32": 2.6, "fp16": 1.2, "bf16": 1.2}
-V1_SMALL, V1_MOST = 100, 144
+V1_SMALL, V1_MOST, V1_MOST_WITH_OPTIONS = 100, 144, 136
 MOST_REGISTERS = 255
 # Blocks of fewer than four warps copy more a thread.
 SMALL_BLOCK_REGISTERS = 20
@@ -38,7 +38,7 @@ WIDE_REGISTERS, SCORES_PER_LIMIT = 8, 16
 FP32_REGISTERS = 28  # wider fragments, the weights of four keys
 MANY_SCORES, SCORES_PER_LOAD = 128, 2
 # What the options of the scores keep besides: limits, factors, addresses, values on their way.
-OPTION_REGISTERS = {"window": 12, "softcap": 4, "ALiBi": 8, "dense bias": 12, "sequences": 8}
+OPTION_REGISTERS = {"window": 12, "softcap": 4, "ALiBi": 8, "dense bias": 24, "sequences": 8}
 # What the compiler uses when it may, to have more loads in flight: fitted to nvcc 13.0.
 WANTED_BASE, WANTED_PER_ACCUMULATOR = 62, 1.17
 # The same for a backward kernel, which keeps LSE and D of its rows too.
@@ -171,17 +171,21 @@ def option_registers(problem: Problem) -> dict[str, int]:
 def _v1_fwd_registers(problem: Problem, tiles: Tiles) -> Ints:
     """V2's, or what V1 takes by itself where that is more."""
     accumulators = _accumulators(problem, tiles)
-    taken = V1_BASE + V1_PER_ACCUMULATOR[problem.dtype] * accumulators
+    taken = v1_base(problem) + V1_PER_ACCUMULATOR[problem.dtype] * accumulators
     rounded = np.minimum(round_up(taken.astype(np.int64), 8), MOST_REGISTERS)
     needed = np.where(accumulators < V1_SMALL, rounded, MOST_REGISTERS)
     excess = np.maximum(accumulators - v1_most(problem), 0)
     return np.asarray(np.maximum(needed, _mma_fwd_registers(problem, tiles)) + excess)
 
 
+def v1_base(problem: Problem) -> int:
+    """What V1 takes besides its accumulators."""
+    return V1_BASE + sum(option_registers(problem).values())
+
+
 def v1_most(problem: Problem) -> int:
-    """Accumulators that V1 has room for: options take theirs, two thirds of what V2 keeps, because
-    between two steps V1 keeps nothing of a row."""
-    return V1_MOST - 2 * sum(option_registers(problem).values()) // 3
+    """Accumulators beyond which V1 would spill."""
+    return V1_MOST_WITH_OPTIONS if option_registers(problem) else V1_MOST
 
 
 def _mma_bwd_registers(problem: Problem, tiles: Tiles) -> Any:

@@ -101,6 +101,7 @@ __device__ __forceinline__ void add_biases(Scores& s, const ScoreTerms& terms, i
     const int row = query + 8 * i + lane / 4;
     const Bias* source = terms.bias + row * terms.stride + first;
     const int columns = row < seq_q ? seq_kv - first : 0;
+    __syncwarp();  // the next row's loads wait, or all rows' would fill the registers
 #pragma unroll
     for (int n = 0; n < kStepKV / 8; ++n) {
       const BiasPair pair = load_bias<kWhole>(source, 8 * n, columns);

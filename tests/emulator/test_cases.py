@@ -1,4 +1,4 @@
-"""Inputs whose right results are known without any reference, from public reports of other kernels."""
+"""Inputs whose right results need no reference, from public reports about other kernels."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def kernel_for(algo: str, problem: Problem) -> Kernel:
 def attend(
     algo: str, q: Any, k: Any, v: Any, more: dict[str, Array] | None = None, **options: Any
 ) -> tuple[Array, Array]:
-    """(o, lse) in float64 of one head or more: q, k, v are (seq, dim) or (batch, heads, seq, dim)."""
+    """(o, lse) in float64; q, k, v are (seq, dim) or (batch, heads, seq, dim)."""
     q, k, v = (np.reshape(x, (1,) * (4 - np.ndim(x)) + np.shape(x)) for x in (q, k, v))
     problem = Problem(
         batch=q.shape[0],
@@ -150,9 +150,8 @@ def test_a_mask_with_empty_rows_gives_zeros_there(algo: str, kind: str) -> None:
     x = np.random.default_rng(0).standard_normal((8, 16))
     x[6] = np.nan  # no row sees it
     dtype = np.float32 if kind == "dense_fp32" else np.float16
-    o, lse = attend(
-        algo, np.ones((8, 16)), x, np.nan_to_num(x), {"bias": bias.astype(dtype)}, bias=kind
-    )
+    more = {"bias": bias.astype(dtype)}
+    o, lse = attend(algo, np.ones((8, 16)), x, np.nan_to_num(x), more, bias=kind)
     assert (o[4:] == 0).all()
     assert np.isneginf(lse[4:]).all()
     assert np.isfinite(o).all()

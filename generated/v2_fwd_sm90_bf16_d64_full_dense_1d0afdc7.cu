@@ -1,9 +1,9 @@
-// v2_fwd_sm90_bf16_d64_full_dense_e93bc991
+// v2_fwd_sm90_bf16_d64_full_dense_1d0afdc7
 //
-// regenerate  fasim gen v2_fwd_sm90_bf16_d64_full_dense_e93bc991.cu
-// compile     nvcc -std=c++17 -arch=sm_90 -cubin v2_fwd_sm90_bf16_d64_full_dense_e93bc991.cu
-// run alone   nvcc -std=c++17 -arch=sm_90 -DFASIM_MAIN v2_fwd_sm90_bf16_d64_full_dense_e93bc991.cu && ./a.out
-// launch      v2_fwd_sm90_bf16_d64_full_dense_e93bc991<<<256, 128, 45056>>>, as planned
+// regenerate  fasim gen v2_fwd_sm90_bf16_d64_full_dense_1d0afdc7.cu
+// compile     nvcc -std=c++17 -arch=sm_90 -cubin v2_fwd_sm90_bf16_d64_full_dense_1d0afdc7.cu
+// run alone   nvcc -std=c++17 -arch=sm_90 -DFASIM_MAIN v2_fwd_sm90_bf16_d64_full_dense_1d0afdc7.cu && ./a.out
+// launch      v2_fwd_sm90_bf16_d64_full_dense_1d0afdc7<<<256, 128, 65536>>>, as planned
 //
 // arguments
 //   ptr    q           device memory
@@ -25,8 +25,10 @@
 //
 // shared memory
 //   from      0   16384 bytes  Q, and O at the end
-//   from  16384   14336 bytes  K and V, ring slot 0
-//   from  30720   14336 bytes  K and V, ring slot 1
+//   from  16384   12288 bytes  K and V, ring slot 0
+//   from  28672   12288 bytes  K and V, ring slot 1
+//   from  40960   12288 bytes  K and V, ring slot 2
+//   from  53248   12288 bytes  K and V, ring slot 3
 //
 // templates, with the first 8 digits of their sha256
 //   0018da4f  device/copy.cuh
@@ -36,7 +38,7 @@
 //   76c2f1b5  device/integers.cuh
 //   4210b751  device/mask.cuh
 //   60f0fdb3  device/matmul_mma.cuh
-//   b3f06dac  device/score.cuh
+//   c21c3ef4  device/score.cuh
 //   40a7841f  device/softmax.cuh
 //   727eb359  device/store.cuh
 //   b0983d9f  device/tile.cuh
@@ -58,13 +60,13 @@
 // {"gpu": {"arch": "sm_90", "name": "h200-sxm5-141gb"}, "kernel": {"algo": "v2", "arch": "sm_90",
 // "bias": "dense", "deterministic": false, "dtype": "bf16", "head_dim": 64, "head_dim_v": 64,
 // "mask": "full", "out_dtype": "bf16", "pack_gqa": false, "pass": "fwd", "scales": "none",
-// "softcap": false, "splits": false, "tile": {"block_kv": 112, "block_q": 128, "p_in": "registers",
-// "registers": 255, "stages": 1, "step_kv": 0, "warps": 4}, "varlen": false}, "problem": {"batch":
+// "softcap": false, "splits": false, "tile": {"block_kv": 96, "block_q": 128, "p_in": "registers",
+// "registers": 255, "stages": 2, "step_kv": 0, "warps": 4}, "varlen": false}, "problem": {"batch":
 // 1, "bias": "dense", "causal": false, "deterministic": false, "dtype": "bf16", "head_dim": 64,
 // "head_dim_v": 64, "heads": 16, "incoherent": false, "kv_heads": 16, "out_dtype": "bf16", "pass":
 // "fwd", "scale": 0.125, "scales": "tensor", "seq": 2048, "seq_kv": 2048, "softcap": 0.0, "varlen":
-// false, "window": [-1, -1]}, "schema": "fasim.plan/1", "smem_bytes": 45056}
-// ---- the rest of the file has sha256 7986a8fac4e7e41834b4165086a2965aafde2bdd3fe32adc24b78f729922153a
+// false, "window": [-1, -1]}, "schema": "fasim.plan/1", "smem_bytes": 65536}
+// ---- the rest of the file has sha256 96dbce61e5e7c4823a0477a43020abe35da37a0e3903c77f489ebbf6b8fe268c
 // FlashAttention-2, forward (Dao 2023, algorithm 1).
 //
 // One thread block per block of queries. It walks the keys and values once, from the last tile to
@@ -97,14 +99,14 @@ constexpr int kHeadDimV = 64;  // of V and O
 constexpr int kD = 64;  // as stored: whole 16-wide matrix steps, the rest zero
 constexpr int kDV = 64;
 constexpr int kBlockQ = 128;  // B_r: queries of one tile
-constexpr int kBlockKV = 112;  // B_c: keys of one tile
-constexpr int kStepKV = 112;  // keys whose scores fit the registers at once
+constexpr int kBlockKV = 96;  // B_c: keys of one tile
+constexpr int kStepKV = 96;  // keys whose scores fit the registers at once
 constexpr int kWarps = 4;
 constexpr int kThreads = 32 * kWarps;
 constexpr int kWarpRows = kBlockQ / kWarps;  // a warp owns whole rows, so softmax stays inside it
 constexpr int kRowTiles = kWarpRows / 16;
 constexpr int kRegisters = 255;  // of a thread: so many that as many blocks fit an SM as planned
-constexpr int kSmemBytes = 45056;
+constexpr int kSmemBytes = 65536;
 constexpr bool kCausal = false;
 constexpr int kChunkElements = 16 / int(sizeof(Element));  // of the 16-byte unit of copies
 constexpr float kInfinity = __builtin_huge_valf();
@@ -113,7 +115,7 @@ constexpr float kLn2 = 0.693147180559945f;
 static_assert(kRowTiles * 16 * kWarps == kBlockQ, "every warp owns whole 16-row tiles");
 static_assert(kBlockKV % kStepKV == 0 && kStepKV % 16 == 0, "whole 16-key matrix steps");
 
-constexpr int kSlots = 2;  // ring of tiles in shared memory: K, V, K, V …
+constexpr int kSlots = 4;  // ring of tiles in shared memory: K, V, K, V …
 constexpr int kSlotElements = kBlockKV * (kD > kDV ? kD : kDV);
 constexpr int kQElements = kBlockQ * (kD > kDV ? kD : kDV);  // Q, and O at the end
 
@@ -476,6 +478,7 @@ __device__ __forceinline__ void add_biases(Scores& s, const ScoreTerms& terms, i
     const int row = query + 8 * i + lane / 4;
     const Bias* source = terms.bias + row * terms.stride + first;
     const int columns = row < seq_q ? seq_kv - first : 0;
+    __syncwarp();  // the next row's loads wait, or all rows' would fill the registers
 #pragma unroll
     for (int n = 0; n < kStepKV / 8; ++n) {
       const BiasPair pair = load_bias<kWhole>(source, 8 * n, columns);
@@ -639,7 +642,7 @@ __device__ __forceinline__ void store_output(Output* tile, const Accumulator& o,
 // ---- Kernel -------------------------------------------------------------------------------------
 // clang-format off
 extern "C" __global__ void __maxnreg__(kRegisters)
-v2_fwd_sm90_bf16_d64_full_dense_e93bc991(
+v2_fwd_sm90_bf16_d64_full_dense_1d0afdc7(
     const Element* __restrict__ q, const Element* __restrict__ k, const Element* __restrict__ v,
     Output* __restrict__ o, float* __restrict__ lse, const Bias* __restrict__ bias, const int heads,
     const int kv_heads, const int seq_q, const int seq_kv, const Strides q_strides,
@@ -779,7 +782,7 @@ int main(int argc, char** argv) {
   Output* o = device_array<Output>(rows * kHeadDimV);
   float* lse = device_array<float>(rows);
   const int grid = batch * heads * ((seq_q + kBlockQ - 1) / kBlockQ);
-  const auto kernel = v2_fwd_sm90_bf16_d64_full_dense_e93bc991;
+  const auto kernel = v2_fwd_sm90_bf16_d64_full_dense_1d0afdc7;
   cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSmemBytes);
   cudaEvent_t start, stop;
   cudaEventCreate(&start);
