@@ -43,7 +43,7 @@
 //   c2706fe3  device/types.cuh
 //   b80c26d4  device/words.cuh
 //   15476ce9  kernels/v1_fwd.cu
-//   546a9301  parts/constants.cuh
+//   b7074b18  parts/constants.cuh
 //   e8a001c5  parts/main.cu
 //   33562fdf  ptx/cvt_bf16x2.cuh
 //   422cf4a7  ptx/ex2.cuh

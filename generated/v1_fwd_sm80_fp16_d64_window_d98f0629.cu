@@ -45,7 +45,7 @@
 //   c2706fe3  device/types.cuh
 //   b80c26d4  device/words.cuh
 //   15476ce9  kernels/v1_fwd.cu
-//   546a9301  parts/constants.cuh
+//   b7074b18  parts/constants.cuh
 //   e8a001c5  parts/main.cu
 //   42d2ca0a  ptx/cvt_f16x2.cuh
 //   422cf4a7  ptx/ex2.cuh
@@ -65,7 +65,7 @@
 // "head_dim_v": 64, "heads": 16, "incoherent": false, "kv_heads": 16, "out_dtype": "fp16", "pass":
 // "fwd", "scale": 0.125, "scales": "tensor", "seq": 4096, "seq_kv": 4096, "softcap": 0.0, "varlen":
 // false, "window": [255, 255]}, "schema": "fasim.plan/1", "smem_bytes": 98304}
-// ---- the rest of the file has sha256 81afc130933033cdf605118dd85fb2871286dcd48156f2dfab6c61a5a4df0ade
+// ---- the rest of the file has sha256 3eae0552e8720bfc7b2cb9db75b6619a9a22da66bb4311f5da76b311f75cfabd
 // FlashAttention, forward, in the paper's order (Dao et al. 2022, algorithm 1).
 //
 // One thread block per head. The outer loop holds a tile of keys and values in shared memory; the
@@ -106,7 +106,6 @@ constexpr int kWarpRows = kBlockQ / kWarps;  // a warp owns whole rows, so softm
 constexpr int kRowTiles = kWarpRows / 16;
 constexpr int kRegisters = 255;  // of a thread: so many that as many blocks fit an SM as planned
 constexpr int kSmemBytes = 98304;
-constexpr bool kCausal = false;
 constexpr int kChunkElements = 16 / int(sizeof(Element));  // of the 16-byte unit of copies
 constexpr float kInfinity = __builtin_huge_valf();
 constexpr float kLn2 = 0.693147180559945f;

@@ -43,8 +43,8 @@
 //   b0983d9f  device/tile.cuh
 //   c2706fe3  device/types.cuh
 //   b80c26d4  device/words.cuh
-//   bc2c8268  kernels/v2_fwd.cu
-//   546a9301  parts/constants.cuh
+//   0baf3cf9  kernels/v2_fwd.cu
+//   b7074b18  parts/constants.cuh
 //   e8a001c5  parts/main.cu
 //   337a472a  ptx/cp_async.cuh
 //   33562fdf  ptx/cvt_bf16x2.cuh
@@ -66,7 +66,7 @@
 // "head_dim_v": 256, "heads": 16, "incoherent": false, "kv_heads": 8, "out_dtype": "bf16", "pass":
 // "fwd", "scale": 0.0625, "scales": "tensor", "seq": 8192, "seq_kv": 8192, "softcap": 50.0,
 // "varlen": false, "window": [4095, 0]}, "schema": "fasim.plan/1", "smem_bytes": 114688}
-// ---- the rest of the file has sha256 93ebb14bc3698a34ea4a3b82291a1b00ea1f0abf23d7a7125fc887deb6630ab6
+// ---- the rest of the file has sha256 b9de1d01b21fb5eb9e058457be0306c8ee1af6e91d010bb414b5cf6fa3908a5b
 // FlashAttention-2, forward (Dao 2023, algorithm 1).
 //
 // One thread block per block of queries. It walks the keys and values once, from the last tile to
@@ -106,7 +106,6 @@ constexpr int kWarpRows = kBlockQ / kWarps;  // a warp owns whole rows, so softm
 constexpr int kRowTiles = kWarpRows / 16;
 constexpr int kRegisters = 255;  // of a thread: so many that as many blocks fit an SM as planned
 constexpr int kSmemBytes = 114688;
-constexpr bool kCausal = false;
 constexpr int kChunkElements = 16 / int(sizeof(Element));  // of the 16-byte unit of copies
 constexpr float kInfinity = __builtin_huge_valf();
 constexpr float kLn2 = 0.693147180559945f;
@@ -651,7 +650,7 @@ v2_fwd_sm90_bf16_d256_window_softcap_ebff098f(
   // This block's queries. Under a causal mask the blocks with the most keys start first.
   const int q_blocks = (seq_q + kBlockQ - 1) / kBlockQ;
   const int turn = blockIdx.x % q_blocks;
-  const int first_query = (kCausal ? q_blocks - 1 - turn : turn) * kBlockQ;
+  const int first_query = turn * kBlockQ;
   const int rows = min(kBlockQ, seq_q - first_query);
   const int head = blockIdx.x / q_blocks % heads;
   const int kv_head = head / (heads / kv_heads);

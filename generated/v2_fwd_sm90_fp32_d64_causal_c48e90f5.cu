@@ -39,8 +39,8 @@
 //   b0983d9f  device/tile.cuh
 //   c2706fe3  device/types.cuh
 //   b80c26d4  device/words.cuh
-//   bc2c8268  kernels/v2_fwd.cu
-//   546a9301  parts/constants.cuh
+//   0baf3cf9  kernels/v2_fwd.cu
+//   b7074b18  parts/constants.cuh
 //   e8a001c5  parts/main.cu
 //   337a472a  ptx/cp_async.cuh
 //   422cf4a7  ptx/ex2.cuh

@@ -83,7 +83,11 @@ $(parameters(kernel))) {
   // This block's queries. Under a causal mask the blocks with the most keys start first.
   const int q_blocks = ($(longest_q(kernel)) + kBlockQ - 1) / kBlockQ;
   const int turn = blockIdx.x % q_blocks;
+//% if kernel.mask == "window"
+  const int first_query = turn * kBlockQ;
+//% else
   const int first_query = (kCausal ? q_blocks - 1 - turn : turn) * kBlockQ;
+//% endif
 //% if kernel.varlen
   const int batch_index = blockIdx.x / q_blocks / heads;
   const Sequence sequence = sequence_at(cu_seqlens_q, cu_seqlens_k, batch_index);
