@@ -17,11 +17,11 @@ from fasim.plan import Tile
 from fasim.problem import Problem
 from fasim.reference import DTYPES
 from fasim.render import Kernel, render
-from fasim.runners.emulator import EmulatorRunner, available
+from fasim.runners.emulator import EmulatorRunner
 
 Array = NDArray[Any]
 
-pytestmark = pytest.mark.skipif(bool(available()), reason=available() or "")
+pytestmark = pytest.mark.emulator
 
 TILES = {
     "v1": Tile(block_q=32, block_kv=32, warps=2, step_kv=16),
