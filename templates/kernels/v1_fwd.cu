@@ -49,6 +49,8 @@ static_assert((kQElements + kBlockKV * (kD + kDV)) * sizeof(Element) == kSmemByt
 
 //% include "device/mask.cuh"
 
+//% include "device/rows.cuh"
+
 //% include "device/softmax.cuh"
 
 //% include "device/merge.cuh"
@@ -112,8 +114,7 @@ $(parameters(kernel))) {
         if (first_key + step + kStepKV > visible_keys(warp_query, seq_q, seq_kv)) {
           mask_scores(s, warp_query, first_key + step, seq_q, seq_kv);
         }
-        online_softmax(s, o_tile, row, scale_log2);
-        round_weights(p, s);
+        weigh(p, s, o_tile, row, scale_log2);
         accumulate(o_tile, p, v_tile + step * kDV);
       }
 

@@ -51,7 +51,13 @@ static_assert((kQElements + kSlots * kSlotElements) * sizeof(Element) == kSmemBy
 
 //% include "device/mask.cuh"
 
+//% include "device/rows.cuh"
+
+//% if kernel.dtype == "fp32"
 //% include "device/softmax.cuh"
+//% else
+//% include "device/softmax_lazy.cuh"
+//% endif
 
 //% include "device/finish.cuh"
 
@@ -111,17 +117,21 @@ $(parameters(kernel))) {
   zero(o_acc);
   reset(row);
   const int warp_query = first_query + threadIdx.x / 32 * kWarpRows;
+  const int warp_last = min(warp_query + kWarpRows, seq_q) - 1;
+  const int warp_keys = warp_query < seq_q ? visible_keys(warp_last, seq_q, seq_kv) : 0;
   for (int j = 0; j < kv_tiles; ++j) {
     const int key = (kv_tiles - 1 - j) * kBlockKV;
+    const bool sees = key < warp_keys;  // one of the warp's rows does
     advance(2 * j);
-    scores(s, q_tile, slot(2 * j));
-    if (key + kBlockKV > visible_keys(warp_query, seq_q, seq_kv)) {
-      mask_scores(s, warp_query, key, seq_q, seq_kv);
+    if (sees) {
+      scores(s, q_tile, slot(2 * j));
+      if (key + kBlockKV > visible_keys(warp_query, seq_q, seq_kv)) {
+        mask_scores(s, warp_query, key, seq_q, seq_kv);
+      }
+      weigh(p, s, o_acc, row, scale_log2);
     }
-    online_softmax(s, o_acc, row, scale_log2);
-    round_weights(p, s);
     advance(2 * j + 1);
-    accumulate(o_acc, p, slot(2 * j + 1));
+    if (sees) accumulate(o_acc, p, slot(2 * j + 1));
   }
 
   ptx::cp_async_wait_group<0>();
