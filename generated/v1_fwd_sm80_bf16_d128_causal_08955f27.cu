@@ -31,7 +31,7 @@
 //
 // templates, with the first 8 digits of their sha256
 //   23a2d90d  device/copy.cuh
-//   823c5469  device/copy_plain.cuh
+//   a88d316f  device/copy_plain.cuh
 //   26282f8e  device/fragments.cuh
 //   76c2f1b5  device/integers.cuh
 //   fb5d4ab8  device/mask.cuh
@@ -64,7 +64,7 @@
 // "head_dim_v": 128, "heads": 32, "incoherent": false, "kv_heads": 8, "out_dtype": "bf16", "pass":
 // "fwd", "scale": 0.08838834764831843, "scales": "tensor", "seq": 8192, "seq_kv": 8192, "softcap":
 // 0.0, "varlen": false, "window": [-1, -1]}, "schema": "fasim.plan/1", "smem_bytes": 163840}
-// ---- the rest of the file has sha256 8ef2216ffb00323ba61d7fba61a7ebdcace33d1d4212a48d254f3a6a3328ccbf
+// ---- the rest of the file has sha256 fb0075136ecc5947b3e7131d2c7d32c1a994fb6b00d480cf51dcbb7cfe883b0e
 // FlashAttention, forward, in the paper's order (Dao et al. 2022, algorithm 1).
 //
 // One thread block per head. The outer loop holds a tile of keys and values in shared memory; the
@@ -272,8 +272,6 @@ __device__ __forceinline__ u32 along_row(u32 first, int chunks) {
   constexpr int kGroup = swizzle_group(kCols);
   return (first ^ chunks % kGroup * 16) + chunks / kGroup * kGroup * 16;
 }
-
-constexpr int kCopiesInFlight = 4;  // loads a thread issues before it stores the first
 
 // One aligned copy into shared memory through a register.
 template <int kBytes>

@@ -31,7 +31,7 @@
 //
 // templates, with the first 8 digits of their sha256
 //   23a2d90d  device/copy.cuh
-//   823c5469  device/copy_plain.cuh
+//   a88d316f  device/copy_plain.cuh
 //   26282f8e  device/fragments.cuh
 //   76c2f1b5  device/integers.cuh
 //   fb5d4ab8  device/mask.cuh
@@ -64,7 +64,7 @@
 // "head_dim_v": 64, "heads": 16, "incoherent": false, "kv_heads": 16, "out_dtype": "fp16", "pass":
 // "fwd", "scale": 0.125, "scales": "tensor", "seq": 1024, "seq_kv": 1024, "softcap": 0.0, "varlen":
 // false, "window": [-1, -1]}, "schema": "fasim.plan/1", "smem_bytes": 163840}
-// ---- the rest of the file has sha256 360c3ee2e0a597c709c43cec21a5339b668c629d3422a7b81e62fcbec2abefd9
+// ---- the rest of the file has sha256 992d07ec198f50d3cc43b45a8793087b75ffe0005a002bbac45e56e623f6f05f
 // FlashAttention, forward, in the paper's order (Dao et al. 2022, algorithm 1).
 //
 // One thread block per head. The outer loop holds a tile of keys and values in shared memory; the
@@ -271,8 +271,6 @@ __device__ __forceinline__ u32 along_row(u32 first, int chunks) {
   constexpr int kGroup = swizzle_group(kCols);
   return (first ^ chunks % kGroup * 16) + chunks / kGroup * kGroup * 16;
 }
-
-constexpr int kCopiesInFlight = 4;  // loads a thread issues before it stores the first
 
 // One aligned copy into shared memory through a register.
 template <int kBytes>

@@ -31,7 +31,7 @@
 //
 // templates, with the first 8 digits of their sha256
 //   23a2d90d  device/copy.cuh
-//   823c5469  device/copy_plain.cuh
+//   a88d316f  device/copy_plain.cuh
 //   26282f8e  device/fragments.cuh
 //   76c2f1b5  device/integers.cuh
 //   fb5d4ab8  device/mask.cuh
@@ -60,7 +60,7 @@
 // "head_dim_v": 64, "heads": 16, "incoherent": false, "kv_heads": 16, "out_dtype": "fp32", "pass":
 // "fwd", "scale": 0.125, "scales": "tensor", "seq": 1024, "seq_kv": 1024, "softcap": 0.0, "varlen":
 // false, "window": [-1, -1]}, "schema": "fasim.plan/1", "smem_bytes": 98304}
-// ---- the rest of the file has sha256 2415c9963456df1e6c5a6782e109a5b4172e6cfe9788efcb480dd515593d9c14
+// ---- the rest of the file has sha256 3860fcfd9ba6b01be6c5a13c68a452923f8372e97fbb5cb70ef98a655a4d79cc
 // FlashAttention, forward, in the paper's order (Dao et al. 2022, algorithm 1).
 //
 // One thread block per head. The outer loop holds a tile of keys and values in shared memory; the
@@ -204,8 +204,6 @@ __device__ __forceinline__ u32 along_row(u32 first, int chunks) {
   constexpr int kGroup = swizzle_group(kCols);
   return (first ^ chunks % kGroup * 16) + chunks / kGroup * kGroup * 16;
 }
-
-constexpr int kCopiesInFlight = 4;  // loads a thread issues before it stores the first
 
 // One aligned copy into shared memory through a register.
 template <int kBytes>

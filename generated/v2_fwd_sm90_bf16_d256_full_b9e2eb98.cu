@@ -28,14 +28,14 @@
 //
 // templates, with the first 8 digits of their sha256
 //   23a2d90d  device/copy.cuh
-//   909f21d7  device/copy_async.cuh
+//   0854f155  device/copy_async.cuh
 //   74034a71  device/finish.cuh
 //   26282f8e  device/fragments.cuh
 //   76c2f1b5  device/integers.cuh
 //   fb5d4ab8  device/mask.cuh
 //   60f0fdb3  device/matmul_mma.cuh
 //   e12ee9e7  device/rows.cuh
-//   bfcdbbd6  device/softmax_lazy.cuh
+//   e58e9ed8  device/softmax_lazy.cuh
 //   727eb359  device/store.cuh
 //   b0983d9f  device/tile.cuh
 //   35b0b3b5  device/types.cuh
@@ -62,7 +62,7 @@
 // "head_dim_v": 256, "heads": 8, "incoherent": false, "kv_heads": 8, "out_dtype": "bf16", "pass":
 // "fwd", "scale": 0.0625, "scales": "tensor", "seq": 4096, "seq_kv": 4096, "softcap": 0.0,
 // "varlen": false, "window": [-1, -1]}, "schema": "fasim.plan/1", "smem_bytes": 114688}
-// ---- the rest of the file has sha256 29caa03b63e3122df791cb61ab6164cb3cdba24b0804e0971f620983ce7dfd09
+// ---- the rest of the file has sha256 1111d0dce887249e0ebb7c9164d15a54955f2c78938afb80ee24015987bd2462
 // FlashAttention-2, forward (Dao 2023, algorithm 1).
 //
 // One thread block per block of queries. It walks the keys and values once, from the last tile to
@@ -305,10 +305,6 @@ __device__ __forceinline__ u32 along_row(u32 first, int chunks) {
   return (first ^ chunks % kGroup * 16) + chunks / kGroup * kGroup * 16;
 }
 
-// Copies a loop step starts; the hardware keeps many more. Beside the widest scores their addresses
-// would not fit the registers.
-constexpr int kCopiesInFlight = kRowTiles * kStepKV < 256 ? 2 : 1;
-
 // One aligned copy into shared memory, in the background where the hardware can (not 2 bytes).
 template <int kBytes>
 __device__ __forceinline__ void copy(Element* to, const Element* from, bool valid) {
@@ -496,7 +492,7 @@ __device__ __forceinline__ int tile_row(int i) {
 struct RowState {
   float max[kRowTiles][2];  // the largest score when it was last looked for
   float sum[kRowTiles][2];
-  bool settled[kRowTiles];  // every row of these 16 has a reference, and none is huge
+  bool settled[kRowTiles];  // all of these 16 rows are
 };
 
 constexpr float kLargestSum = 16384.f;  // of a lane's weights in one tile; fp16 ends at 65504
@@ -530,48 +526,58 @@ __device__ __forceinline__ void exponentials(TileWeights& p, const TileScores& s
   }
 }
 
-// Looks for the maximum of 16 rows, takes it from their scores, and rescales what was summed under
-// the old one.
-__device__ __forceinline__ void move_reference(TileScores& s, float (&o)[kDV / 8][4],
-                                               float (&max)[2], float (&sum)[2], bool& settled,
-                                               float scale_log2) {
-  settled = true;
+// Whether a row has a reference that a fused multiply-add may take away.
+__device__ __forceinline__ bool is_settled(float max, float scale_log2) {
+  return fabsf(max) * scale_log2 < kHugeExponent;
+}
+
+// Looks for the maximum of those of 16 rows that are to move, takes it from their scores, and
+// rescales what was summed under the old one. What becomes of a row depends on no other row.
+__device__ __forceinline__ void move_references(TileScores& s, float (&o)[kDV / 8][4],
+                                                float (&max)[2], float (&sum)[2], float (&shift)[2],
+                                                const bool (&moves)[2], float scale_log2) {
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    const float old = max[half];
+    float highest = max[half];
 #pragma unroll
-    for (int n = 0; n < kStepKV / 4; ++n) max[half] = fmaxf(max[half], s[n / 2][2 * half + n % 2]);
-    max[half] = quad_max(max[half]);
-    const float reference = reference_of(max[half]);
-    const float rescale = ptx::ex2((old - reference) * scale_log2);
+    for (int n = 0; n < kStepKV / 4; ++n) highest = fmaxf(highest, s[n / 2][2 * half + n % 2]);
+    highest = quad_max(highest);
+    const float reference = moves[half] ? reference_of(highest) : 0.f;
+    const float rescale = moves[half] ? ptx::ex2((max[half] - reference) * scale_log2) : 1.f;
+    if (moves[half]) {
+      max[half] = highest;
+      shift[half] = 0.f;
+    }
     sum[half] *= rescale;
 #pragma unroll
     for (int n = 0; n < kDV / 4; ++n) o[n / 2][2 * half + n % 2] *= rescale;
 #pragma unroll
     for (int n = 0; n < kStepKV / 4; ++n) s[n / 2][2 * half + n % 2] -= reference;
-    settled &= fabsf(max[half]) * scale_log2 < kHugeExponent;
   }
-  settled = __all_sync(~0u, settled);
 }
 
-// Turns scores into rounded weights, exp(scale (s - max)) for a recent maximum. The first attempt
-// takes it from before; if that was none, or too small, there is a second.
+// Turns scores into rounded weights, exp(scale (s - max)) for a recent maximum. Where a row has none
+// yet, or its weights show that it is too small, it moves, and there is another attempt.
 __device__ __forceinline__ void weigh(Weights& p, Scores& s, Accumulator& o, RowState& row,
                                       float scale_log2) {
 #pragma unroll
   for (int tile = 0; tile < kRowTiles; ++tile) {
-    float sum[2], shift[2] = {row.max[tile][0] * scale_log2, row.max[tile][1] * scale_log2};
-    bool good = row.settled[tile];
+    float (&max)[2] = row.max[tile];
+    float sum[2], shift[2] = {max[0] * scale_log2, max[1] * scale_log2};
+    bool moves[2] = {!is_settled(max[0], scale_log2), !is_settled(max[1], scale_log2)};
+    bool again = !row.settled[tile];
 #pragma unroll 1
     for (;;) {
-      if (!good) {
-        move_reference(s[tile], o[tile], row.max[tile], row.sum[tile], row.settled[tile],
-                       scale_log2);
-        shift[0] = shift[1] = 0.f;
+      if (again) {
+        move_references(s[tile], o[tile], max, row.sum[tile], shift, moves, scale_log2);
+        const bool settled = is_settled(max[0], scale_log2) && is_settled(max[1], scale_log2);
+        row.settled[tile] = __all_sync(~0u, settled);
       }
       exponentials(p[tile], s[tile], sum, shift, scale_log2);
-      if (!good || !__any_sync(~0u, fmaxf(sum[0], sum[1]) > kLargestSum)) break;
-      good = false;
+      again = __any_sync(~0u, fmaxf(sum[0], sum[1]) > kLargestSum);
+      if (!again) break;
+      moves[0] = quad_max(sum[0]) > kLargestSum;
+      moves[1] = quad_max(sum[1]) > kLargestSum;
     }
     row.sum[tile][0] += sum[0];
     row.sum[tile][1] += sum[1];

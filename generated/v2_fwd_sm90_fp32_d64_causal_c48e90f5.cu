@@ -28,7 +28,7 @@
 //
 // templates, with the first 8 digits of their sha256
 //   23a2d90d  device/copy.cuh
-//   909f21d7  device/copy_async.cuh
+//   0854f155  device/copy_async.cuh
 //   74034a71  device/finish.cuh
 //   26282f8e  device/fragments.cuh
 //   76c2f1b5  device/integers.cuh
@@ -59,7 +59,7 @@
 // "head_dim_v": 64, "heads": 16, "incoherent": false, "kv_heads": 16, "out_dtype": "fp32", "pass":
 // "fwd", "scale": 0.125, "scales": "tensor", "seq": 4096, "seq_kv": 4096, "softcap": 0.0, "varlen":
 // false, "window": [-1, -1]}, "schema": "fasim.plan/1", "smem_bytes": 65536}
-// ---- the rest of the file has sha256 02869a298c80e7ed9047b7e62a8d90daf39387e12be0abf2d0bfe4108b459955
+// ---- the rest of the file has sha256 9b8d1eeccadb16140f2e029e279920804f981aa7ef9a359da61836a750881d29
 // FlashAttention-2, forward (Dao 2023, algorithm 1).
 //
 // One thread block per block of queries. It walks the keys and values once, from the last tile to
@@ -248,10 +248,6 @@ __device__ __forceinline__ u32 along_row(u32 first, int chunks) {
   constexpr int kGroup = swizzle_group(kCols);
   return (first ^ chunks % kGroup * 16) + chunks / kGroup * kGroup * 16;
 }
-
-// Copies a loop step starts; the hardware keeps many more. Beside the widest scores their addresses
-// would not fit the registers.
-constexpr int kCopiesInFlight = kRowTiles * kStepKV < 256 ? 2 : 1;
 
 // One aligned copy into shared memory, in the background where the hardware can (not 2 bytes).
 template <int kBytes>

@@ -7,7 +7,7 @@
 struct RowState {
   float max[kRowTiles][2];  // the largest score when it was last looked for
   float sum[kRowTiles][2];
-  bool settled[kRowTiles];  // every row of these 16 has a reference, and none is huge
+  bool settled[kRowTiles];  // all of these 16 rows are
 };
 
 constexpr float kLargestSum = 16384.f;  // of a lane's weights in one tile; fp16 ends at 65504
@@ -41,48 +41,58 @@ __device__ __forceinline__ void exponentials(TileWeights& p, const TileScores& s
   }
 }
 
-// Looks for the maximum of 16 rows, takes it from their scores, and rescales what was summed under
-// the old one.
-__device__ __forceinline__ void move_reference(TileScores& s, float (&o)[kDV / 8][4],
-                                               float (&max)[2], float (&sum)[2], bool& settled,
-                                               float scale_log2) {
-  settled = true;
+// Whether a row has a reference that a fused multiply-add may take away.
+__device__ __forceinline__ bool is_settled(float max, float scale_log2) {
+  return fabsf(max) * scale_log2 < kHugeExponent;
+}
+
+// Looks for the maximum of those of 16 rows that are to move, takes it from their scores, and
+// rescales what was summed under the old one. What becomes of a row depends on no other row.
+__device__ __forceinline__ void move_references(TileScores& s, float (&o)[kDV / 8][4],
+                                                float (&max)[2], float (&sum)[2], float (&shift)[2],
+                                                const bool (&moves)[2], float scale_log2) {
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    const float old = max[half];
+    float highest = max[half];
 #pragma unroll
-    for (int n = 0; n < kStepKV / 4; ++n) max[half] = fmaxf(max[half], s[n / 2][2 * half + n % 2]);
-    max[half] = quad_max(max[half]);
-    const float reference = reference_of(max[half]);
-    const float rescale = ptx::ex2((old - reference) * scale_log2);
+    for (int n = 0; n < kStepKV / 4; ++n) highest = fmaxf(highest, s[n / 2][2 * half + n % 2]);
+    highest = quad_max(highest);
+    const float reference = moves[half] ? reference_of(highest) : 0.f;
+    const float rescale = moves[half] ? ptx::ex2((max[half] - reference) * scale_log2) : 1.f;
+    if (moves[half]) {
+      max[half] = highest;
+      shift[half] = 0.f;
+    }
     sum[half] *= rescale;
 #pragma unroll
     for (int n = 0; n < kDV / 4; ++n) o[n / 2][2 * half + n % 2] *= rescale;
 #pragma unroll
     for (int n = 0; n < kStepKV / 4; ++n) s[n / 2][2 * half + n % 2] -= reference;
-    settled &= fabsf(max[half]) * scale_log2 < kHugeExponent;
   }
-  settled = __all_sync(~0u, settled);
 }
 
-// Turns scores into rounded weights, exp(scale (s - max)) for a recent maximum. The first attempt
-// takes it from before; if that was none, or too small, there is a second.
+// Turns scores into rounded weights, exp(scale (s - max)) for a recent maximum. Where a row has none
+// yet, or its weights show that it is too small, it moves, and there is another attempt.
 __device__ __forceinline__ void weigh(Weights& p, Scores& s, Accumulator& o, RowState& row,
                                       float scale_log2) {
 #pragma unroll
   for (int tile = 0; tile < kRowTiles; ++tile) {
-    float sum[2], shift[2] = {row.max[tile][0] * scale_log2, row.max[tile][1] * scale_log2};
-    bool good = row.settled[tile];
+    float (&max)[2] = row.max[tile];
+    float sum[2], shift[2] = {max[0] * scale_log2, max[1] * scale_log2};
+    bool moves[2] = {!is_settled(max[0], scale_log2), !is_settled(max[1], scale_log2)};
+    bool again = !row.settled[tile];
 #pragma unroll 1
     for (;;) {
-      if (!good) {
-        move_reference(s[tile], o[tile], row.max[tile], row.sum[tile], row.settled[tile],
-                       scale_log2);
-        shift[0] = shift[1] = 0.f;
+      if (again) {
+        move_references(s[tile], o[tile], max, row.sum[tile], shift, moves, scale_log2);
+        const bool settled = is_settled(max[0], scale_log2) && is_settled(max[1], scale_log2);
+        row.settled[tile] = __all_sync(~0u, settled);
       }
       exponentials(p[tile], s[tile], sum, shift, scale_log2);
-      if (!good || !__any_sync(~0u, fmaxf(sum[0], sum[1]) > kLargestSum)) break;
-      good = false;
+      again = __any_sync(~0u, fmaxf(sum[0], sum[1]) > kLargestSum);
+      if (!again) break;
+      moves[0] = quad_max(sum[0]) > kLargestSum;
+      moves[1] = quad_max(sum[1]) > kLargestSum;
     }
     row.sum[tile][0] += sum[0];
     row.sum[tile][1] += sum[1];

@@ -1,9 +1,9 @@
-// v2_fwd_sm80_fp16_d64_full_967d224b
+// v2_fwd_sm89_fp16_d128_causal_425833f8
 //
-// regenerate  fasim gen v2_fwd_sm80_fp16_d64_full_967d224b.cu
-// compile     nvcc -std=c++17 -arch=sm_80 -cubin v2_fwd_sm80_fp16_d64_full_967d224b.cu
-// run alone   nvcc -std=c++17 -arch=sm_80 -DFASIM_MAIN v2_fwd_sm80_fp16_d64_full_967d224b.cu && ./a.out
-// launch      v2_fwd_sm80_fp16_d64_full_967d224b<<<8192, 128, 40960>>>, as planned
+// regenerate  fasim gen v2_fwd_sm89_fp16_d128_causal_425833f8.cu
+// compile     nvcc -std=c++17 -arch=sm_89 -cubin v2_fwd_sm89_fp16_d128_causal_425833f8.cu
+// run alone   nvcc -std=c++17 -arch=sm_89 -DFASIM_MAIN v2_fwd_sm89_fp16_d128_causal_425833f8.cu && ./a.out
+// launch      v2_fwd_sm89_fp16_d128_causal_425833f8<<<2048, 128, 49152>>>, as planned
 //
 // arguments
 //   ptr    q           device memory
@@ -11,31 +11,33 @@
 //   ptr    v           device memory
 //   ptr    o           device memory
 //   ptr    lse         device memory
-//   i32    heads       16
-//   i32    kv_heads    16
-//   i32    seq_q       1024
-//   i32    seq_kv      1024
-//   i64x3  q_strides   (1048576, 65536, 64)
-//   i64x3  k_strides   (1048576, 65536, 64)
-//   i64x3  v_strides   (1048576, 65536, 64)
-//   i64x3  o_strides   (1048576, 65536, 64)
-//   f32    scale_log2  0.18033688011112042
+//   i32    heads       32
+//   i32    kv_heads    32
+//   i32    seq_q       4096
+//   i32    seq_kv      4096
+//   i64x3  q_strides   (16777216, 524288, 128)
+//   i64x3  k_strides   (16777216, 524288, 128)
+//   i64x3  v_strides   (16777216, 524288, 128)
+//   i64x3  o_strides   (16777216, 524288, 128)
+//   f32    scale_log2  0.12751743082459868
 //
 // shared memory
 //   from      0   16384 bytes  Q, and O at the end
-//   from  16384   12288 bytes  K and V, ring slot 0
-//   from  28672   12288 bytes  K and V, ring slot 1
+//   from  16384    8192 bytes  K and V, ring slot 0
+//   from  24576    8192 bytes  K and V, ring slot 1
+//   from  32768    8192 bytes  K and V, ring slot 2
+//   from  40960    8192 bytes  K and V, ring slot 3
 //
 // templates, with the first 8 digits of their sha256
 //   23a2d90d  device/copy.cuh
-//   909f21d7  device/copy_async.cuh
+//   0854f155  device/copy_async.cuh
 //   74034a71  device/finish.cuh
 //   26282f8e  device/fragments.cuh
 //   76c2f1b5  device/integers.cuh
 //   fb5d4ab8  device/mask.cuh
 //   60f0fdb3  device/matmul_mma.cuh
 //   e12ee9e7  device/rows.cuh
-//   bfcdbbd6  device/softmax_lazy.cuh
+//   e58e9ed8  device/softmax_lazy.cuh
 //   727eb359  device/store.cuh
 //   b0983d9f  device/tile.cuh
 //   35b0b3b5  device/types.cuh
@@ -53,16 +55,16 @@
 //
 
 // ---- plan
-// {"gpu": {"arch": "sm_80", "name": "a100-sxm4-80gb"}, "kernel": {"algo": "v2", "arch": "sm_80",
-// "bias": "none", "deterministic": false, "dtype": "fp16", "head_dim": 64, "head_dim_v": 64,
-// "mask": "full", "out_dtype": "fp16", "pack_gqa": false, "pass": "fwd", "scales": "none",
-// "softcap": false, "splits": false, "tile": {"block_kv": 96, "block_q": 128, "p_in": "registers",
-// "registers": 255, "stages": 1, "step_kv": 0, "warps": 4}, "varlen": false}, "problem": {"batch":
-// 64, "bias": "none", "causal": false, "deterministic": false, "dtype": "fp16", "head_dim": 64,
-// "head_dim_v": 64, "heads": 16, "incoherent": false, "kv_heads": 16, "out_dtype": "fp16", "pass":
-// "fwd", "scale": 0.125, "scales": "tensor", "seq": 1024, "seq_kv": 1024, "softcap": 0.0, "varlen":
-// false, "window": [-1, -1]}, "schema": "fasim.plan/1", "smem_bytes": 40960}
-// ---- the rest of the file has sha256 d1e6b57833d73b677295445f89991819e3b4c5d95fbaf93bf39df1133a77600a
+// {"gpu": {"arch": "sm_89", "name": "rtx4090"}, "kernel": {"algo": "v2", "arch": "sm_89", "bias":
+// "none", "deterministic": false, "dtype": "fp16", "head_dim": 128, "head_dim_v": 128, "mask":
+// "causal", "out_dtype": "fp16", "pack_gqa": false, "pass": "fwd", "scales": "none", "softcap":
+// false, "splits": false, "tile": {"block_kv": 32, "block_q": 64, "p_in": "registers", "registers":
+// 160, "stages": 2, "step_kv": 0, "warps": 4}, "varlen": false}, "problem": {"batch": 1, "bias":
+// "none", "causal": true, "deterministic": false, "dtype": "fp16", "head_dim": 128, "head_dim_v":
+// 128, "heads": 32, "incoherent": false, "kv_heads": 32, "out_dtype": "fp16", "pass": "fwd",
+// "scale": 0.08838834764831843, "scales": "tensor", "seq": 4096, "seq_kv": 4096, "softcap": 0.0,
+// "varlen": false, "window": [-1, -1]}, "schema": "fasim.plan/1", "smem_bytes": 49152}
+// ---- the rest of the file has sha256 6dac5906e7a2a2dd641bc2b915a781325ff6e49c13892a666ab0408747c2ab13
 // FlashAttention-2, forward (Dao 2023, algorithm 1).
 //
 // One thread block per block of queries. It walks the keys and values once, from the last tile to
@@ -89,20 +91,20 @@ using Output = u16;  // fp16
 
 // ---- Constants ----------------------------------------------------------------------------------
 
-constexpr int kHeadDim = 64;  // d, of Q and K
-constexpr int kHeadDimV = 64;  // of V and O
-constexpr int kD = 64;  // as stored: whole 16-wide matrix steps, the rest zero
-constexpr int kDV = 64;
-constexpr int kBlockQ = 128;  // B_r: queries of one tile
-constexpr int kBlockKV = 96;  // B_c: keys of one tile
-constexpr int kStepKV = 96;  // keys whose scores fit the registers at once
+constexpr int kHeadDim = 128;  // d, of Q and K
+constexpr int kHeadDimV = 128;  // of V and O
+constexpr int kD = 128;  // as stored: whole 16-wide matrix steps, the rest zero
+constexpr int kDV = 128;
+constexpr int kBlockQ = 64;  // B_r: queries of one tile
+constexpr int kBlockKV = 32;  // B_c: keys of one tile
+constexpr int kStepKV = 32;  // keys whose scores fit the registers at once
 constexpr int kWarps = 4;
 constexpr int kThreads = 32 * kWarps;
 constexpr int kWarpRows = kBlockQ / kWarps;  // a warp owns whole rows, so softmax stays inside it
 constexpr int kRowTiles = kWarpRows / 16;
-constexpr int kRegisters = 255;  // of a thread: so many that as many blocks fit an SM as planned
-constexpr int kSmemBytes = 40960;
-constexpr bool kCausal = false;
+constexpr int kRegisters = 160;  // of a thread: so many that as many blocks fit an SM as planned
+constexpr int kSmemBytes = 49152;
+constexpr bool kCausal = true;
 constexpr int kChunkElements = 16 / int(sizeof(Element));  // of the 16-byte unit of copies
 constexpr float kInfinity = __builtin_huge_valf();
 constexpr float kLn2 = 0.693147180559945f;
@@ -110,7 +112,7 @@ constexpr float kLn2 = 0.693147180559945f;
 static_assert(kRowTiles * 16 * kWarps == kBlockQ, "every warp owns whole 16-row tiles");
 static_assert(kBlockKV % kStepKV == 0 && kStepKV % 16 == 0, "whole 16-key matrix steps");
 
-constexpr int kSlots = 2;  // ring of tiles in shared memory: K, V, K, V …
+constexpr int kSlots = 4;  // ring of tiles in shared memory: K, V, K, V …
 constexpr int kSlotElements = kBlockKV * (kD > kDV ? kD : kDV);
 constexpr int kQElements = kBlockQ * (kD > kDV ? kD : kDV);  // Q, and O at the end
 
@@ -304,10 +306,6 @@ __device__ __forceinline__ u32 along_row(u32 first, int chunks) {
   return (first ^ chunks % kGroup * 16) + chunks / kGroup * kGroup * 16;
 }
 
-// Copies a loop step starts; the hardware keeps many more. Beside the widest scores their addresses
-// would not fit the registers.
-constexpr int kCopiesInFlight = kRowTiles * kStepKV < 256 ? 2 : 1;
-
 // One aligned copy into shared memory, in the background where the hardware can (not 2 bytes).
 template <int kBytes>
 __device__ __forceinline__ void copy(Element* to, const Element* from, bool valid) {
@@ -495,7 +493,7 @@ __device__ __forceinline__ int tile_row(int i) {
 struct RowState {
   float max[kRowTiles][2];  // the largest score when it was last looked for
   float sum[kRowTiles][2];
-  bool settled[kRowTiles];  // every row of these 16 has a reference, and none is huge
+  bool settled[kRowTiles];  // all of these 16 rows are
 };
 
 constexpr float kLargestSum = 16384.f;  // of a lane's weights in one tile; fp16 ends at 65504
@@ -529,48 +527,58 @@ __device__ __forceinline__ void exponentials(TileWeights& p, const TileScores& s
   }
 }
 
-// Looks for the maximum of 16 rows, takes it from their scores, and rescales what was summed under
-// the old one.
-__device__ __forceinline__ void move_reference(TileScores& s, float (&o)[kDV / 8][4],
-                                               float (&max)[2], float (&sum)[2], bool& settled,
-                                               float scale_log2) {
-  settled = true;
+// Whether a row has a reference that a fused multiply-add may take away.
+__device__ __forceinline__ bool is_settled(float max, float scale_log2) {
+  return fabsf(max) * scale_log2 < kHugeExponent;
+}
+
+// Looks for the maximum of those of 16 rows that are to move, takes it from their scores, and
+// rescales what was summed under the old one. What becomes of a row depends on no other row.
+__device__ __forceinline__ void move_references(TileScores& s, float (&o)[kDV / 8][4],
+                                                float (&max)[2], float (&sum)[2], float (&shift)[2],
+                                                const bool (&moves)[2], float scale_log2) {
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    const float old = max[half];
+    float highest = max[half];
 #pragma unroll
-    for (int n = 0; n < kStepKV / 4; ++n) max[half] = fmaxf(max[half], s[n / 2][2 * half + n % 2]);
-    max[half] = quad_max(max[half]);
-    const float reference = reference_of(max[half]);
-    const float rescale = ptx::ex2((old - reference) * scale_log2);
+    for (int n = 0; n < kStepKV / 4; ++n) highest = fmaxf(highest, s[n / 2][2 * half + n % 2]);
+    highest = quad_max(highest);
+    const float reference = moves[half] ? reference_of(highest) : 0.f;
+    const float rescale = moves[half] ? ptx::ex2((max[half] - reference) * scale_log2) : 1.f;
+    if (moves[half]) {
+      max[half] = highest;
+      shift[half] = 0.f;
+    }
     sum[half] *= rescale;
 #pragma unroll
     for (int n = 0; n < kDV / 4; ++n) o[n / 2][2 * half + n % 2] *= rescale;
 #pragma unroll
     for (int n = 0; n < kStepKV / 4; ++n) s[n / 2][2 * half + n % 2] -= reference;
-    settled &= fabsf(max[half]) * scale_log2 < kHugeExponent;
   }
-  settled = __all_sync(~0u, settled);
 }
 
-// Turns scores into rounded weights, exp(scale (s - max)) for a recent maximum. The first attempt
-// takes it from before; if that was none, or too small, there is a second.
+// Turns scores into rounded weights, exp(scale (s - max)) for a recent maximum. Where a row has none
+// yet, or its weights show that it is too small, it moves, and there is another attempt.
 __device__ __forceinline__ void weigh(Weights& p, Scores& s, Accumulator& o, RowState& row,
                                       float scale_log2) {
 #pragma unroll
   for (int tile = 0; tile < kRowTiles; ++tile) {
-    float sum[2], shift[2] = {row.max[tile][0] * scale_log2, row.max[tile][1] * scale_log2};
-    bool good = row.settled[tile];
+    float (&max)[2] = row.max[tile];
+    float sum[2], shift[2] = {max[0] * scale_log2, max[1] * scale_log2};
+    bool moves[2] = {!is_settled(max[0], scale_log2), !is_settled(max[1], scale_log2)};
+    bool again = !row.settled[tile];
 #pragma unroll 1
     for (;;) {
-      if (!good) {
-        move_reference(s[tile], o[tile], row.max[tile], row.sum[tile], row.settled[tile],
-                       scale_log2);
-        shift[0] = shift[1] = 0.f;
+      if (again) {
+        move_references(s[tile], o[tile], max, row.sum[tile], shift, moves, scale_log2);
+        const bool settled = is_settled(max[0], scale_log2) && is_settled(max[1], scale_log2);
+        row.settled[tile] = __all_sync(~0u, settled);
       }
       exponentials(p[tile], s[tile], sum, shift, scale_log2);
-      if (!good || !__any_sync(~0u, fmaxf(sum[0], sum[1]) > kLargestSum)) break;
-      good = false;
+      again = __any_sync(~0u, fmaxf(sum[0], sum[1]) > kLargestSum);
+      if (!again) break;
+      moves[0] = quad_max(sum[0]) > kLargestSum;
+      moves[1] = quad_max(sum[1]) > kLargestSum;
     }
     row.sum[tile][0] += sum[0];
     row.sum[tile][1] += sum[1];
@@ -631,7 +639,7 @@ __device__ __forceinline__ void store_output(Output* tile, const Accumulator& o,
 // ---- Kernel -------------------------------------------------------------------------------------
 // clang-format off
 extern "C" __global__ void __maxnreg__(kRegisters)
-v2_fwd_sm80_fp16_d64_full_967d224b(
+v2_fwd_sm89_fp16_d128_causal_425833f8(
     const Element* __restrict__ q, const Element* __restrict__ k, const Element* __restrict__ v,
     Output* __restrict__ o, float* __restrict__ lse, const int heads, const int kv_heads,
     const int seq_q, const int seq_kv, const Strides q_strides, const Strides k_strides,
@@ -758,7 +766,7 @@ int main(int argc, char** argv) {
   Output* o = device_array<Output>(rows * kHeadDimV);
   float* lse = device_array<float>(rows);
   const int grid = batch * heads * ((seq_q + kBlockQ - 1) / kBlockQ);
-  const auto kernel = v2_fwd_sm80_fp16_d64_full_967d224b;
+  const auto kernel = v2_fwd_sm89_fp16_d128_causal_425833f8;
   cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSmemBytes);
   cudaEvent_t start, stop;
   cudaEventCreate(&start);

@@ -1,9 +1,9 @@
-// v2_fwd_sm120_bf16_d96v64_full_13d30591
+// v2_fwd_sm80_fp16_d64_full_a9d09167
 //
-// regenerate  fasim gen v2_fwd_sm120_bf16_d96v64_full_13d30591.cu
-// compile     nvcc -std=c++17 -arch=sm_120 -cubin v2_fwd_sm120_bf16_d96v64_full_13d30591.cu
-// run alone   nvcc -std=c++17 -arch=sm_120 -DFASIM_MAIN v2_fwd_sm120_bf16_d96v64_full_13d30591.cu && ./a.out
-// launch      v2_fwd_sm120_bf16_d96v64_full_13d30591<<<2048, 128, 49152>>>, as planned
+// regenerate  fasim gen v2_fwd_sm80_fp16_d64_full_a9d09167.cu
+// compile     nvcc -std=c++17 -arch=sm_80 -cubin v2_fwd_sm80_fp16_d64_full_a9d09167.cu
+// run alone   nvcc -std=c++17 -arch=sm_80 -DFASIM_MAIN v2_fwd_sm80_fp16_d64_full_a9d09167.cu && ./a.out
+// launch      v2_fwd_sm80_fp16_d64_full_a9d09167<<<8192, 128, 49152>>>, as planned
 //
 // arguments
 //   ptr    q           device memory
@@ -11,31 +11,31 @@
 //   ptr    v           device memory
 //   ptr    o           device memory
 //   ptr    lse         device memory
-//   i32    heads       32
-//   i32    kv_heads    32
-//   i32    seq_q       4096
-//   i32    seq_kv      4096
-//   i64x3  q_strides   (12582912, 393216, 96)
-//   i64x3  k_strides   (12582912, 393216, 96)
-//   i64x3  v_strides   (8388608, 262144, 64)
-//   i64x3  o_strides   (8388608, 262144, 64)
-//   f32    scale_log2  0.1472444460259031
+//   i32    heads       16
+//   i32    kv_heads    16
+//   i32    seq_q       1024
+//   i32    seq_kv      1024
+//   i64x3  q_strides   (1048576, 65536, 64)
+//   i64x3  k_strides   (1048576, 65536, 64)
+//   i64x3  v_strides   (1048576, 65536, 64)
+//   i64x3  o_strides   (1048576, 65536, 64)
+//   f32    scale_log2  0.18033688011112042
 //
 // shared memory
-//   from      0   12288 bytes  Q, and O at the end
-//   from  12288   18432 bytes  K and V, ring slot 0
-//   from  30720   18432 bytes  K and V, ring slot 1
+//   from      0   16384 bytes  Q, and O at the end
+//   from  16384   16384 bytes  K and V, ring slot 0
+//   from  32768   16384 bytes  K and V, ring slot 1
 //
 // templates, with the first 8 digits of their sha256
 //   23a2d90d  device/copy.cuh
-//   909f21d7  device/copy_async.cuh
+//   0854f155  device/copy_async.cuh
 //   74034a71  device/finish.cuh
 //   26282f8e  device/fragments.cuh
 //   76c2f1b5  device/integers.cuh
 //   fb5d4ab8  device/mask.cuh
 //   60f0fdb3  device/matmul_mma.cuh
 //   e12ee9e7  device/rows.cuh
-//   bfcdbbd6  device/softmax_lazy.cuh
+//   e58e9ed8  device/softmax_lazy.cuh
 //   727eb359  device/store.cuh
 //   b0983d9f  device/tile.cuh
 //   35b0b3b5  device/types.cuh
@@ -44,25 +44,25 @@
 //   546a9301  parts/constants.cuh
 //   3a68c0ec  parts/main.cu
 //   337a472a  ptx/cp_async.cuh
-//   33562fdf  ptx/cvt_bf16x2.cuh
+//   42d2ca0a  ptx/cvt_f16x2.cuh
 //   422cf4a7  ptx/ex2.cuh
 //   5bef9f17  ptx/ldmatrix_x4.cuh
 //   ecba088f  ptx/lg2.cuh
-//   0f317959  ptx/mma_m16n8k16_bf16.cuh
+//   07544763  ptx/mma_m16n8k16_f16.cuh
 //   9f71dff2  ptx/smem_address.cuh
 //
 
 // ---- plan
-// {"gpu": {"arch": "sm_120", "name": "rtx5090"}, "kernel": {"algo": "v2", "arch": "sm_120", "bias":
-// "none", "deterministic": false, "dtype": "bf16", "head_dim": 96, "head_dim_v": 64, "mask":
-// "full", "out_dtype": "bf16", "pack_gqa": false, "pass": "fwd", "scales": "none", "softcap":
-// false, "splits": false, "tile": {"block_kv": 96, "block_q": 64, "p_in": "registers", "registers":
-// 160, "stages": 1, "step_kv": 0, "warps": 4}, "varlen": false}, "problem": {"batch": 1, "bias":
-// "none", "causal": false, "deterministic": false, "dtype": "bf16", "head_dim": 96, "head_dim_v":
-// 64, "heads": 32, "incoherent": false, "kv_heads": 32, "out_dtype": "bf16", "pass": "fwd",
-// "scale": 0.10206207261596577, "scales": "tensor", "seq": 4096, "seq_kv": 4096, "softcap": 0.0,
-// "varlen": false, "window": [-1, -1]}, "schema": "fasim.plan/1", "smem_bytes": 49152}
-// ---- the rest of the file has sha256 6c53cedf3b40e35f72594966c8853bd91a295f5477310a5ee3442760024f7d47
+// {"gpu": {"arch": "sm_80", "name": "a100-sxm4-80gb"}, "kernel": {"algo": "v2", "arch": "sm_80",
+// "bias": "none", "deterministic": false, "dtype": "fp16", "head_dim": 64, "head_dim_v": 64,
+// "mask": "full", "out_dtype": "fp16", "pack_gqa": false, "pass": "fwd", "scales": "none",
+// "softcap": false, "splits": false, "tile": {"block_kv": 128, "block_q": 128, "p_in": "registers",
+// "registers": 255, "stages": 1, "step_kv": 0, "warps": 4}, "varlen": false}, "problem": {"batch":
+// 64, "bias": "none", "causal": false, "deterministic": false, "dtype": "fp16", "head_dim": 64,
+// "head_dim_v": 64, "heads": 16, "incoherent": false, "kv_heads": 16, "out_dtype": "fp16", "pass":
+// "fwd", "scale": 0.125, "scales": "tensor", "seq": 1024, "seq_kv": 1024, "softcap": 0.0, "varlen":
+// false, "window": [-1, -1]}, "schema": "fasim.plan/1", "smem_bytes": 49152}
+// ---- the rest of the file has sha256 8817265b722999e939b69db079ac858048fab1b430cae432029b3fca37be776f
 // FlashAttention-2, forward (Dao 2023, algorithm 1).
 //
 // One thread block per block of queries. It walks the keys and values once, from the last tile to
@@ -84,23 +84,23 @@ struct Strides {  // of one tensor, in elements; its last dimension is contiguou
   i64 batch, head, seq;
 };
 
-using Element = u16;  // bf16
-using Output = u16;  // bf16
+using Element = u16;  // fp16
+using Output = u16;  // fp16
 
 // ---- Constants ----------------------------------------------------------------------------------
 
-constexpr int kHeadDim = 96;  // d, of Q and K
+constexpr int kHeadDim = 64;  // d, of Q and K
 constexpr int kHeadDimV = 64;  // of V and O
-constexpr int kD = 96;  // as stored: whole 16-wide matrix steps, the rest zero
+constexpr int kD = 64;  // as stored: whole 16-wide matrix steps, the rest zero
 constexpr int kDV = 64;
-constexpr int kBlockQ = 64;  // B_r: queries of one tile
-constexpr int kBlockKV = 96;  // B_c: keys of one tile
-constexpr int kStepKV = 96;  // keys whose scores fit the registers at once
+constexpr int kBlockQ = 128;  // B_r: queries of one tile
+constexpr int kBlockKV = 128;  // B_c: keys of one tile
+constexpr int kStepKV = 128;  // keys whose scores fit the registers at once
 constexpr int kWarps = 4;
 constexpr int kThreads = 32 * kWarps;
 constexpr int kWarpRows = kBlockQ / kWarps;  // a warp owns whole rows, so softmax stays inside it
 constexpr int kRowTiles = kWarpRows / 16;
-constexpr int kRegisters = 160;  // of a thread: so many that as many blocks fit an SM as planned
+constexpr int kRegisters = 255;  // of a thread: so many that as many blocks fit an SM as planned
 constexpr int kSmemBytes = 49152;
 constexpr bool kCausal = false;
 constexpr int kChunkElements = 16 / int(sizeof(Element));  // of the 16-byte unit of copies
@@ -217,10 +217,9 @@ namespace ptx {
 
 // d += a b for one 16x8 tile, 16 deep. Lane 4 g + t holds d[0], d[1] = row g, columns 2t, 2t+1 and
 // d[2], d[3] = row g + 8. PTX ISA: mma.m16n8k16.
-__device__ __forceinline__ void mma_m16n8k16_bf16(float (&d)[4], const u32 (&a)[4], u32 b0,
-                                                  u32 b1) {
+__device__ __forceinline__ void mma_m16n8k16_f16(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
   asm volatile(
-      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+      "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
       "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
@@ -232,10 +231,10 @@ __device__ __forceinline__ void mma_m16n8k16_bf16(float (&d)[4], const u32 (&a)[
 namespace ptx {
 #ifndef FASIM_EMULATE
 
-// Two floats as bf16, rounded to nearest even, the first in the low half. PTX ISA: cvt.
-__device__ __forceinline__ u32 cvt_bf16x2(float low, float high) {
+// Two floats as f16, rounded to nearest even, the first in the low half. PTX ISA: cvt.
+__device__ __forceinline__ u32 cvt_f16x2(float low, float high) {
   u32 packed;
-  asm volatile("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
+  asm volatile("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
   return packed;
 }
 
@@ -304,10 +303,6 @@ __device__ __forceinline__ u32 along_row(u32 first, int chunks) {
   constexpr int kGroup = swizzle_group(kCols);
   return (first ^ chunks % kGroup * 16) + chunks / kGroup * kGroup * 16;
 }
-
-// Copies a loop step starts; the hardware keeps many more. Beside the widest scores their addresses
-// would not fit the registers.
-constexpr int kCopiesInFlight = kRowTiles * kStepKV < 256 ? 2 : 1;
 
 // One aligned copy into shared memory, in the background where the hardware can (not 2 bytes).
 template <int kBytes>
@@ -400,8 +395,8 @@ __device__ __forceinline__ void scores(Scores& s, const Element* q_tile, const E
       ptx::ldmatrix_x4(b, along_row<kD>(k_first, depth / 8) + n * kRowBytes);
 #pragma unroll
       for (int i = 0; i < kRowTiles; ++i) {
-        ptx::mma_m16n8k16_bf16(s[i][n / 8], a[i], b[0], b[1]);
-        ptx::mma_m16n8k16_bf16(s[i][n / 8 + 1], a[i], b[2], b[3]);
+        ptx::mma_m16n8k16_f16(s[i][n / 8], a[i], b[0], b[1]);
+        ptx::mma_m16n8k16_f16(s[i][n / 8 + 1], a[i], b[2], b[3]);
       }
     }
   }
@@ -415,7 +410,7 @@ __device__ __forceinline__ void round_weights(Weights& p, const Scores& s) {
   for (int i = 0; i < kRowTiles * kStepKV / 4; ++i) {
     const int tile = i / (kStepKV / 4), step = i / 4 % (kStepKV / 16), part = i % 4;
     const float (&pair)[4] = s[tile][2 * step + part / 2];
-    p[tile][step][part] = ptx::cvt_bf16x2(pair[part % 2 * 2], pair[part % 2 * 2 + 1]);
+    p[tile][step][part] = ptx::cvt_f16x2(pair[part % 2 * 2], pair[part % 2 * 2 + 1]);
   }
 }
 
@@ -435,8 +430,8 @@ __device__ __forceinline__ void accumulate(Accumulator& o, const Weights& p,
       ptx::ldmatrix_x4_trans(b, along_row<kDV>(v_first, n / 8) + key * kRowBytes);
 #pragma unroll
       for (int i = 0; i < kRowTiles; ++i) {
-        ptx::mma_m16n8k16_bf16(o[i][n / 8], p[i][key / 16], b[0], b[1]);
-        ptx::mma_m16n8k16_bf16(o[i][n / 8 + 1], p[i][key / 16], b[2], b[3]);
+        ptx::mma_m16n8k16_f16(o[i][n / 8], p[i][key / 16], b[0], b[1]);
+        ptx::mma_m16n8k16_f16(o[i][n / 8 + 1], p[i][key / 16], b[2], b[3]);
       }
     }
   }
@@ -496,7 +491,7 @@ __device__ __forceinline__ int tile_row(int i) {
 struct RowState {
   float max[kRowTiles][2];  // the largest score when it was last looked for
   float sum[kRowTiles][2];
-  bool settled[kRowTiles];  // every row of these 16 has a reference, and none is huge
+  bool settled[kRowTiles];  // all of these 16 rows are
 };
 
 constexpr float kLargestSum = 16384.f;  // of a lane's weights in one tile; fp16 ends at 65504
@@ -526,52 +521,62 @@ __device__ __forceinline__ void exponentials(TileWeights& p, const TileScores& s
     const float x = ptx::ex2(fmaf(s[n][2 * half], scale_log2, -shift[half]));
     const float y = ptx::ex2(fmaf(s[n][2 * half + 1], scale_log2, -shift[half]));
     sum[half] += x + y;
-    p[n / 2][n % 2 * 2 + half] = ptx::cvt_bf16x2(x, y);
+    p[n / 2][n % 2 * 2 + half] = ptx::cvt_f16x2(x, y);
   }
 }
 
-// Looks for the maximum of 16 rows, takes it from their scores, and rescales what was summed under
-// the old one.
-__device__ __forceinline__ void move_reference(TileScores& s, float (&o)[kDV / 8][4],
-                                               float (&max)[2], float (&sum)[2], bool& settled,
-                                               float scale_log2) {
-  settled = true;
+// Whether a row has a reference that a fused multiply-add may take away.
+__device__ __forceinline__ bool is_settled(float max, float scale_log2) {
+  return fabsf(max) * scale_log2 < kHugeExponent;
+}
+
+// Looks for the maximum of those of 16 rows that are to move, takes it from their scores, and
+// rescales what was summed under the old one. What becomes of a row depends on no other row.
+__device__ __forceinline__ void move_references(TileScores& s, float (&o)[kDV / 8][4],
+                                                float (&max)[2], float (&sum)[2], float (&shift)[2],
+                                                const bool (&moves)[2], float scale_log2) {
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    const float old = max[half];
+    float highest = max[half];
 #pragma unroll
-    for (int n = 0; n < kStepKV / 4; ++n) max[half] = fmaxf(max[half], s[n / 2][2 * half + n % 2]);
-    max[half] = quad_max(max[half]);
-    const float reference = reference_of(max[half]);
-    const float rescale = ptx::ex2((old - reference) * scale_log2);
+    for (int n = 0; n < kStepKV / 4; ++n) highest = fmaxf(highest, s[n / 2][2 * half + n % 2]);
+    highest = quad_max(highest);
+    const float reference = moves[half] ? reference_of(highest) : 0.f;
+    const float rescale = moves[half] ? ptx::ex2((max[half] - reference) * scale_log2) : 1.f;
+    if (moves[half]) {
+      max[half] = highest;
+      shift[half] = 0.f;
+    }
     sum[half] *= rescale;
 #pragma unroll
     for (int n = 0; n < kDV / 4; ++n) o[n / 2][2 * half + n % 2] *= rescale;
 #pragma unroll
     for (int n = 0; n < kStepKV / 4; ++n) s[n / 2][2 * half + n % 2] -= reference;
-    settled &= fabsf(max[half]) * scale_log2 < kHugeExponent;
   }
-  settled = __all_sync(~0u, settled);
 }
 
-// Turns scores into rounded weights, exp(scale (s - max)) for a recent maximum. The first attempt
-// takes it from before; if that was none, or too small, there is a second.
+// Turns scores into rounded weights, exp(scale (s - max)) for a recent maximum. Where a row has none
+// yet, or its weights show that it is too small, it moves, and there is another attempt.
 __device__ __forceinline__ void weigh(Weights& p, Scores& s, Accumulator& o, RowState& row,
                                       float scale_log2) {
 #pragma unroll
   for (int tile = 0; tile < kRowTiles; ++tile) {
-    float sum[2], shift[2] = {row.max[tile][0] * scale_log2, row.max[tile][1] * scale_log2};
-    bool good = row.settled[tile];
+    float (&max)[2] = row.max[tile];
+    float sum[2], shift[2] = {max[0] * scale_log2, max[1] * scale_log2};
+    bool moves[2] = {!is_settled(max[0], scale_log2), !is_settled(max[1], scale_log2)};
+    bool again = !row.settled[tile];
 #pragma unroll 1
     for (;;) {
-      if (!good) {
-        move_reference(s[tile], o[tile], row.max[tile], row.sum[tile], row.settled[tile],
-                       scale_log2);
-        shift[0] = shift[1] = 0.f;
+      if (again) {
+        move_references(s[tile], o[tile], max, row.sum[tile], shift, moves, scale_log2);
+        const bool settled = is_settled(max[0], scale_log2) && is_settled(max[1], scale_log2);
+        row.settled[tile] = __all_sync(~0u, settled);
       }
       exponentials(p[tile], s[tile], sum, shift, scale_log2);
-      if (!good || !__any_sync(~0u, fmaxf(sum[0], sum[1]) > kLargestSum)) break;
-      good = false;
+      again = __any_sync(~0u, fmaxf(sum[0], sum[1]) > kLargestSum);
+      if (!again) break;
+      moves[0] = quad_max(sum[0]) > kLargestSum;
+      moves[1] = quad_max(sum[1]) > kLargestSum;
     }
     row.sum[tile][0] += sum[0];
     row.sum[tile][1] += sum[1];
@@ -597,7 +602,7 @@ __device__ __forceinline__ void finish(Accumulator& o, const RowState& row, floa
 
 // ---- Output -------------------------------------------------------------------------------------
 __device__ __forceinline__ void store_pair(u16* to, float x, float y) {
-  *reinterpret_cast<u32*>(to) = ptx::cvt_bf16x2(x, y);
+  *reinterpret_cast<u32*>(to) = ptx::cvt_f16x2(x, y);
 }
 // The warp lays its rows of O out in shared memory, then writes them in the widest words their
 // alignment allows. Each warp reads back only what it wrote itself.
@@ -632,7 +637,7 @@ __device__ __forceinline__ void store_output(Output* tile, const Accumulator& o,
 // ---- Kernel -------------------------------------------------------------------------------------
 // clang-format off
 extern "C" __global__ void __maxnreg__(kRegisters)
-v2_fwd_sm120_bf16_d96v64_full_13d30591(
+v2_fwd_sm80_fp16_d64_full_a9d09167(
     const Element* __restrict__ q, const Element* __restrict__ k, const Element* __restrict__ v,
     Output* __restrict__ o, float* __restrict__ lse, const int heads, const int kv_heads,
     const int seq_q, const int seq_kv, const Strides q_strides, const Strides k_strides,
@@ -723,7 +728,7 @@ __global__ void fill(Element* x, i64 n, u32 seed) {
   const i64 i = blockIdx.x * i64(blockDim.x) + threadIdx.x;
   const u32 hash = (u32(i) * 2654435761u ^ seed) * 2246822519u;
   const float value = float(hash >> 8) / (1 << 23) - 1.f;
-  if (i < n) x[i] = u16(ptx::cvt_bf16x2(value, value));
+  if (i < n) x[i] = u16(ptx::cvt_f16x2(value, value));
 }
 
 template <typename T>
@@ -759,7 +764,7 @@ int main(int argc, char** argv) {
   Output* o = device_array<Output>(rows * kHeadDimV);
   float* lse = device_array<float>(rows);
   const int grid = batch * heads * ((seq_q + kBlockQ - 1) / kBlockQ);
-  const auto kernel = v2_fwd_sm120_bf16_d96v64_full_13d30591;
+  const auto kernel = v2_fwd_sm80_fp16_d64_full_a9d09167;
   cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSmemBytes);
   cudaEvent_t start, stop;
   cudaEventCreate(&start);
