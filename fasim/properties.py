@@ -48,6 +48,7 @@ SOFTCAPS = (1.0, 30.0, 50.0)
 SLOPES = ("usual", "other")  # of ALiBi
 BIASES = ("usual", "of_heads", "of_batch", "shared", "mask")  # how a dense one is shaped or filled
 BOUNDLESS = 1e7  # a softcap that no score feels
+LARGEST = {"fp32": 3.4e38, "fp16": 65504.0, "bf16": 3.38e38}
 DEPTH = 45.0  # how far "below" 0 scores lie: exp(-45) is nothing beside exp(0)
 RISE = 4.0  # by how much "rising" scores grow from one tile of keys to the next
 MMA_FLOPS = 2 * 16 * 8 * 16  # of one mma.m16n8k16
@@ -596,6 +597,22 @@ def nan_stays_in_its_row(trial: Trial) -> float:
     return 0.0
 
 
+def other_queries_change_nothing(trial: Trial) -> float:
+    """A query grown sixteenfold leaves the bits of all other rows alone."""
+    q = trial.arrays["q"]
+    if trial.problem.seq < 2:
+        raise Unsuitable
+    hit = int(trial.case.rng().integers(trial.problem.seq))
+    grown, most = q.astype(np.float64), LARGEST[trial.problem.dtype]
+    grown[:, :, hit] = np.clip(16 * grown[:, :, hit], -most, most)
+    clean, got = trial.run(trial.arrays), trial.run({**trial.arrays, "q": grown.astype(q.dtype)})
+    for name, x in got.items():
+        others = np.arange(trial.problem.seq) != hit
+        others = np.broadcast_to(others[:, None] if x.ndim == 4 else others, x.shape)
+        _same_bits(name, x, clean[name], "another query changed this row", others)
+    return 0.0
+
+
 def permuting_keys_changes_nothing(trial: Trial) -> float:
     """Keys and values in another order give the same result, up to rounding."""
     if trial.problem.seq_kv < 2:
@@ -878,6 +895,7 @@ PROPERTIES = (
     Property(matches_float64),
     Property(poisoned_padding_never_leaks, _no_memory),
     Property(nan_stays_in_its_row),
+    Property(other_queries_change_nothing),
     Property(permuting_keys_changes_nothing, _if_ordered),
     Property(splitting_keys_and_merging_by_lse_gives_the_whole, _if_ordered),
     Property(later_keys_change_nothing, _unless_causal),

@@ -236,6 +236,12 @@ def head_rows(kernel: KernelSpec) -> str:
     return "i64(head) * total_q + sequence.q" if kernel.varlen else "(batch * heads + head) * seq_q"
 
 
+def warp_sees(kernel: KernelSpec) -> str:
+    """Whether a row of the warp sees a key of a tile."""
+    window = kernel.mask == "window"
+    return "key < warp_keys && key + kBlockKV > warp_first" if window else "key < warp_keys"
+
+
 def last_tile(kernel: KernelSpec) -> str:
     """The number of the last K/V tile that a block visits."""
     return f"{'first_tile + ' * (kernel.mask == 'window')}kv_tiles - 1"
@@ -272,7 +278,10 @@ def _environment() -> jinja2.Environment:
         comment_end_string="#*/",
     )
     helpers = {"parameters": parameters, "call": call, "memory_map": memory_map, "padded": padded}
-    options = (hooked, softmax_factor, score_terms, score_call, longest_q, head_rows, last_tile)
+    options = (
+        *(hooked, softmax_factor, score_terms, score_call),
+        *(longest_q, head_rows, last_tile, warp_sees),
+    )
     helpers |= {option.__name__: option for option in options}
     environment.globals.update(helpers, ctype=CTYPES.__getitem__, ptx_type=PTX_TYPES.__getitem__)
     return environment

@@ -69,7 +69,8 @@ def issued(problem: Problem, algo: str, pass_: str, tiles: Tiles) -> Bytes:
 
 def _option_reads(problem: Problem, algo: str, tiles: Tiles) -> dict[str, Any]:
     """What only some kernels read forward. Every thread reads its head's slope and its sequence's
-    ends; a dense bias is read once wherever a q tile meets the keys that it visits."""
+    ends; a dense bias is read once wherever a q tile (V2: a warp's rows) meets the keys it visits.
+    """
     p, heads = problem, problem.batch * problem.heads
     seen = visits(problem, tiles.block_q, tiles.step_kv)
     per_head = np.minimum(seen.q_tiles, 1) if algo == "v1" else seen.q_tiles
@@ -78,7 +79,8 @@ def _option_reads(problem: Problem, algo: str, tiles: Tiles) -> dict[str, Any]:
     if p.bias == "alibi":
         reads["slopes"] = 4 * threads
     if p.dense:
-        reads["bias"] = heads * seen.pairs * p.bias_bytes
+        rows = tiles.block_q if algo == "v1" else tiles.rows_per_warp
+        reads["bias"] = heads * visits(problem, rows, tiles.step_kv).pairs * p.bias_bytes
     if p.varlen:
         reads |= {"cu_seqlens_q": 8 * threads, "cu_seqlens_k": 8 * threads}
     return reads

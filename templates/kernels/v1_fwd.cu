@@ -63,6 +63,8 @@ static_assert((kQElements + kBlockKV * (kD + kDV)) * sizeof(Element) == kSmemByt
 
 //% include "device/mask.cuh"
 
+//% include "device/rows.cuh"
+
 //% include "device/softmax.cuh"
 
 //% include "device/merge.cuh"
@@ -165,8 +167,7 @@ $(parameters(kernel))) {
           mask_scores(s, warp_query, first_key + step, seq_q, seq_kv);
         }
 //% endif
-        online_softmax(s, o_tile, row, $(softmax_factor(kernel)));
-        round_weights(p, s);
+        weigh(p, s, o_tile, row, $(softmax_factor(kernel)));
         accumulate(o_tile, p, v_tile + step * kDV);
       }
 

@@ -65,7 +65,13 @@ static_assert((kQElements + kSlots * kSlotElements) * sizeof(Element) == kSmemBy
 
 //% include "device/mask.cuh"
 
+//% include "device/rows.cuh"
+
+//% if kernel.dtype == "fp32"
 //% include "device/softmax.cuh"
+//% else
+//% include "device/softmax_lazy.cuh"
+//% endif
 
 //% include "device/finish.cuh"
 
@@ -153,24 +159,33 @@ $(parameters(kernel))) {
   const ScoreTerms terms = {$(score_terms(kernel))};
 //% endif
   const int warp_query = first_query + threadIdx.x / 32 * kWarpRows;
+  const int warp_last = min(warp_query + kWarpRows, seq_q) - 1;
+//% if kernel.mask == "window"
+  const int warp_keys = warp_query < seq_q ? visible_keys(warp_last, span) : 0;
+  const int warp_first = first_visible(warp_query, span);
+//% else
+  const int warp_keys = warp_query < seq_q ? visible_keys(warp_last, seq_q, seq_kv) : 0;
+//% endif
   for (int j = 0; j < kv_tiles; ++j) {
     const int key = ($(last_tile(kernel)) - j) * kBlockKV;
+    const bool sees = $(warp_sees(kernel));  // the warp, of the tile
     advance(2 * j);
-    scores(s, q_tile, slot(2 * j));
+    if (sees) {
+      scores(s, q_tile, slot(2 * j));
 //% if hooked(kernel)
-    finish_scores($(score_call(kernel, "key")));
+      finish_scores($(score_call(kernel, "key")));
 //% endif
 //% if kernel.mask == "window"
-    if (crosses_mask(warp_query, key, span)) mask_scores(s, warp_query, key, span);
+      if (crosses_mask(warp_query, key, span)) mask_scores(s, warp_query, key, span);
 //% else
-    if (key + kBlockKV > visible_keys(warp_query, seq_q, seq_kv)) {
-      mask_scores(s, warp_query, key, seq_q, seq_kv);
-    }
+      if (key + kBlockKV > visible_keys(warp_query, seq_q, seq_kv)) {
+        mask_scores(s, warp_query, key, seq_q, seq_kv);
+      }
 //% endif
-    online_softmax(s, o_acc, row, $(softmax_factor(kernel)));
-    round_weights(p, s);
+      weigh(p, s, o_acc, row, $(softmax_factor(kernel)));
+    }
     advance(2 * j + 1);
-    accumulate(o_acc, p, slot(2 * j + 1));
+    if (sees) accumulate(o_acc, p, slot(2 * j + 1));
   }
 
   ptx::cp_async_wait_group<0>();
