@@ -26,20 +26,21 @@ POINTERS = {  # by algorithm and pass; every kernel of a file takes the same par
     ("v2", "bwd"): ("q", "k", "v", "o", "do", "lse", "delta", "dq_acc", "dq", "dk", "dv"),
 }
 SIZES = ("heads", "kv_heads", "seq_q", "seq_kv")
+PACKED_SIZES = ("heads", "kv_heads", "longest_q", "total_q")
 STRIDED = {"fwd": ("q", "k", "v", "o"), "bwd": ("q", "k", "v", "o", "do")}
-FACTORS = {"fwd": ("scale_log2",), "bwd": ("scale_log2", "scale")}
+OPTION_INPUTS = ("slopes", "bias", "cu_seqlens_q", "cu_seqlens_k")  # read by those with the option
 # What the templates make: a plan that asks for anything else is refused where it is read.
 MADE: dict[str, tuple[str | bool, ...]] = {
     "algo": ("v1", "v2"),
     "pass_": ("fwd", "bwd"),
     "dtype": ("fp32", "fp16", "bf16"),
     "out_dtype": ("fp32", "fp16", "bf16"),
-    "mask": ("full", "causal"),
-    "softcap": (False,),
-    "bias": ("none",),
+    "mask": ("full", "causal", "window"),
+    "softcap": (False, True),
+    "bias": ("none", "alibi", "dense", "dense_fp32"),
     "pack_gqa": (False,),
     "scales": ("none",),
-    "varlen": (False,),
+    "varlen": (False, True),
     "deterministic": (False,),
     "splits": (False,),
 }
@@ -123,17 +124,48 @@ class KernelSpec:
         if self.head_dim_v != self.head_dim:
             dims += f"v{self.head_dim_v}"
         words = [self.algo, self.pass_, self.arch.replace("_", ""), self.dtype, dims, self.mask]
+        options = {"softcap": self.softcap, self.bias: self.bias != "none", "varlen": self.varlen}
+        words += [name.replace("_", "") for name, on in options.items() if on]
         return "_".join([*words, self.digest])
 
     @property
+    def options(self) -> tuple[str, ...]:
+        """What it does besides attention with a full or causal mask."""
+        asked = {"a window": self.mask == "window", "a softcap": self.softcap}
+        asked |= {"a bias": self.bias != "none", "packed sequences": self.varlen}
+        return tuple(name for name, wanted in asked.items() if wanted)
+
+    @property
+    def bias_dtype(self) -> str:
+        """Of a dense bias: that of the inputs or fp32; "" without one."""
+        return {"dense": self.dtype, "dense_fp32": "fp32"}.get(self.bias, "")
+
+    @property
+    def option_inputs(self) -> tuple[str, ...]:
+        """Arrays that only a kernel with the option reads."""
+        bias = {"none": (), "alibi": ("slopes",)}.get(self.bias, ("bias",))
+        return bias + (("cu_seqlens_q", "cu_seqlens_k") if self.varlen else ())
+
+    @property
+    def factors(self) -> tuple[str, ...]:
+        """What scores are multiplied by: softmax scale times log2(e), so that exp(scale s) is one
+        exp2 of one product; with a softcap scale / cap before its tanh and cap log2(e) after. The
+        gradients of Q and K take the plain scale."""
+        if self.pass_ == "bwd":
+            return ("scale_log2", "scale")
+        return ("softcap_scale", "softcap_log2") if self.softcap else ("scale_log2",)
+
+    @property
     def arguments(self) -> tuple[tuple[str, str], ...]:
-        """(name, type) in the order of the parameter list: pointers, sizes, strides, scale.
-        Types: ptr, i32, f32, and i64x3, a struct of three int64 (batch, head, seq)."""
-        pointers = [(name, "ptr") for name in POINTERS[self.algo, self.pass_]]
-        sizes = [(name, "i32") for name in SIZES]
-        strides = [(f"{name}_strides", "i64x3") for name in STRIDED[self.pass_]]
-        factors = [(name, "f32") for name in FACTORS[self.pass_]]
-        return (*pointers, *sizes, *strides, *factors)
+        """(name, type) in the order of the parameter list: pointers, sizes, strides, factors,
+        window. Types: ptr, i32, f32, and i64x3, a struct of three int64 (batch, head, seq)."""
+        pointers = [(n, "ptr") for n in (*POINTERS[self.algo, self.pass_], *self.option_inputs)]
+        sizes = [(name, "i32") for name in (PACKED_SIZES if self.varlen else SIZES)]
+        strided = STRIDED[self.pass_] + (("bias",) if self.bias_dtype else ())
+        strides = [(f"{name}_strides", "i64x3") for name in strided]
+        factors = [(name, "f32") for name in self.factors]
+        windows = ("window_left", "window_right") if self.mask == "window" else ()
+        return (*pointers, *sizes, *strides, *factors, *((name, "i32") for name in windows))
 
     def repeats(self, output: str) -> bool:
         """Whether an output has the same bits in every run: all that is not summed by atomic
@@ -181,27 +213,37 @@ class Plan:
         return self.kernel.tile.registers
 
     def launch_for(
-        self, problem: Problem | None = None, strides: Mapping[str, tuple[int, ...]] | None = None
+        self,
+        problem: Problem | None = None,
+        strides: Mapping[str, tuple[int, ...]] | None = None,
+        tokens: tuple[int, int] | None = None,
     ) -> Launch:
         """The launch of this kernel on ``problem`` (default: the planned one).
 
         ``strides`` gives (batch, head, seq) strides in elements of q, k, v, o or do where they are
-        not those of a contiguous (batch, heads, seq, head_dim) array.
+        not those of a contiguous (batch, heads, seq, head_dim) array. A varlen kernel runs
+        ``batch`` sequences of at most seq queries and seq_kv keys; ``tokens`` says how many there
+        are of each in all (default: every sequence has the most), and arrays are
+        (tokens, heads, head_dim).
         Raises UsageError if the kernel was not built for this problem.
         """
         problem = problem or self.problem
         self._check_serves(problem)
+        tokens = tokens or (problem.batch * problem.seq, problem.batch * problem.seq_kv)
+        shapes = packed_shapes(problem, tokens) if self.kernel.varlen else tensor_shapes(problem)
         return Launch(
             stages=self._stages(problem),
-            scalars=self._scalars(problem, strides or {}),
-            inputs=self._inputs(problem),
-            outputs=self._outputs(problem),
-            workspaces=self._workspaces(problem),
+            scalars=self._scalars(problem, {**_strides(shapes), **(strides or {})}, tokens),
+            inputs=self._inputs(problem, shapes),
+            outputs=self._outputs(shapes),
+            workspaces=self._workspaces(problem, shapes),
         )
 
     def _check_serves(self, problem: Problem) -> None:
         wanted = {name: getattr(problem, name) for name in _COMPILED_IN}
         wanted["softcap"] = problem.softcap > 0
+        if self.kernel.mask == "window":
+            del wanted["mask"]  # open on both sides it is none, open on the left a causal one
         for name, asked in wanted.items():
             built = getattr(self.kernel, name)
             if asked != built:
@@ -240,49 +282,52 @@ class Plan:
         return problem.batch * problem.heads * per_head
 
     def _scalars(
-        self, problem: Problem, strides: Mapping[str, tuple[int, ...]]
+        self, problem: Problem, strides: Mapping[str, tuple[int, ...]], tokens: tuple[int, int]
     ) -> dict[str, Scalar]:
-        sizes = (problem.heads, problem.kv_heads, problem.seq, problem.seq_kv)
-        shapes = tensor_shapes(problem)
-        steps = {
-            f"{name}_strides": tuple(strides.get(name, contiguous_strides(shapes[name])[:3]))
-            for name in STRIDED[self.kernel.pass_]
+        p = problem
+        values: dict[str, Scalar] = {
+            **dict(zip(SIZES, (p.heads, p.kv_heads, p.seq, p.seq_kv), strict=True)),
+            **{"longest_q": p.seq, "total_q": tokens[0]},
+            "bias_strides": contiguous_strides((p.batch, p.heads, p.seq, p.seq_kv))[:3],
+            **{f"{name}_strides": tuple(steps) for name, steps in strides.items()},
+            **_factors(problem),
+            **_window(problem),
         }
-        return {**dict(zip(SIZES, sizes, strict=True)), **steps, **self._factors(problem)}
+        kinds = self.kernel.arguments
+        return {name: values[name] for name, kind in kinds if kind != "ptr"}
 
-    def _factors(self, problem: Problem) -> dict[str, Scalar]:
-        """Softmax scale times log2(e): exp(scale * s) is one exp2 of one product. The gradients of
-        Q and K take the plain scale."""
-        factors = {"scale_log2": problem.scale * math.log2(math.e), "scale": problem.scale}
-        return {name: factors[name] for name in FACTORS[self.kernel.pass_]}
-
-    def _inputs(self, problem: Problem) -> Arrays:
+    def _inputs(self, problem: Problem, shapes: Mapping[str, tuple[int, ...]]) -> Arrays:
         """A backward pass reads what the forward one left, and the gradient of O."""
-        shapes, dtype = tensor_shapes(problem), self.kernel.dtype
-        if self.kernel.pass_ == "fwd":
-            return {name: (shapes[name], dtype) for name in ("q", "k", "v")}
-        given = {name: (shapes[name], dtype) for name in ("q", "k", "v", "o", "do")}
-        return {**given, "lse": (shapes["o"][:3], "fp32")}
+        p, kernel = problem, self.kernel
+        options: dict[str, tuple[tuple[int, ...], str]] = {
+            "slopes": ((p.heads,), "fp32"),
+            "bias": ((p.batch, p.heads, p.seq, p.seq_kv), kernel.bias_dtype),
+            **dict.fromkeys(("cu_seqlens_q", "cu_seqlens_k"), ((p.batch + 1,), "int32")),
+        }
+        given = ("q", "k", "v", "o", "do") if kernel.pass_ == "bwd" else ("q", "k", "v")
+        tensors = {name: (shapes[name], kernel.dtype) for name in given}
+        if kernel.pass_ == "bwd":
+            tensors["lse"] = (_rows(shapes["o"]), "fp32")
+        return tensors | {name: options[name] for name in kernel.option_inputs}
 
-    def _outputs(self, problem: Problem) -> Arrays:
-        shapes = tensor_shapes(problem)
+    def _outputs(self, shapes: Mapping[str, tuple[int, ...]]) -> Arrays:
         if self.kernel.pass_ == "bwd":
             return {f"d{name}": (shapes[name], self.kernel.dtype) for name in ("q", "k", "v")}
-        shape = shapes["o"]
-        return {"o": (shape, self.kernel.out_dtype), "lse": (shape[:3], "fp32")}
+        return {"o": (shapes["o"], self.kernel.out_dtype), "lse": (_rows(shapes["o"]), "fp32")}
 
-    def _workspaces(self, problem: Problem) -> Arrays:
+    def _workspaces(self, problem: Problem, shapes: Mapping[str, tuple[int, ...]]) -> Arrays:
         """V1 keeps O, m and l in HBM between its steps over K and V; backward D = rowsum(dO * O),
         and dQ in whole tiles until all blocks have added to it."""
         if self.kernel.pass_ == "bwd":
             heads = (problem.batch, problem.heads)
-            rows = self._q_blocks(problem) * self.kernel.tile.block_q
-            tiles = (*heads, rows, padded(problem.head_dim))
-            return {"delta": ((*heads, problem.seq), "fp32"), "dq_acc": (tiles, "fp32")}
+            padded_rows = self._q_blocks(problem) * self.kernel.tile.block_q
+            tiles = (*heads, padded_rows, padded(problem.head_dim))
+            return {"delta": (_rows(shapes["o"]), "fp32"), "dq_acc": (tiles, "fp32")}
         if self.kernel.algo != "v1":
             return {}
-        shape = tensor_shapes(problem)["o"]
-        return {"o_acc": (shape, "fp32"), "m": (shape[:3], "fp32"), "l": (shape[:3], "fp32")}
+        rows = _rows(shapes["o"])
+        o_acc = (*rows, self.kernel.head_dim_v)
+        return {"o_acc": (o_acc, "fp32"), "m": (rows, "fp32"), "l": (rows, "fp32")}
 
     def to_json(self) -> dict[str, Any]:
         kernel = asdict(self.kernel)
@@ -335,6 +380,8 @@ class Plan:
         for name, made in MADE.items():
             if (value := getattr(kernel, name)) not in made:
                 yield f"no template makes a kernel with {name.rstrip('_')} {value!r}"
+        if kernel.varlen and kernel.bias_dtype:
+            yield "no template makes a kernel with varlen and a dense bias"
         if not re.fullmatch(r"sm_\d+[af]?", kernel.arch):
             yield f"arch {kernel.arch!r} is not of the form sm_80"
         if self.smem_bytes < 1:
@@ -343,6 +390,8 @@ class Plan:
             yield f"no template makes the backward pass of {kernel.algo}"
         if kernel.pass_ == "bwd" and kernel.dtype not in BACKWARD_DTYPES:
             yield f"no template makes a backward pass in {kernel.dtype}"
+        if kernel.pass_ == "bwd" and (options := kernel.options):
+            yield f"no template makes a backward pass with {' and '.join(options)}"
         yield from _ragged(kernel.tile, kernel.pass_)
 
 
@@ -399,9 +448,60 @@ def padded(head_dim: int) -> int:
     return -(-head_dim // 16) * 16
 
 
+def packed_shapes(problem: Problem, tokens: tuple[int, int]) -> dict[str, tuple[int, ...]]:
+    """Shapes of q, k, v and o as (tokens, heads, head_dim): sequences one after the other."""
+    total = dict(zip("qkvo", (tokens[0], tokens[1], tokens[1], tokens[0]), strict=True))
+    shapes = tensor_shapes(problem)
+    return {name: (n, shapes[name][1], shapes[name][3]) for name, n in total.items()}
+
+
+def kernel_strides(steps: tuple[int, ...]) -> tuple[int, ...]:
+    """(batch, head, seq) as a kernel takes them, from the strides of a (batch, heads, seq, dim)
+    array or of a packed (tokens, heads, dim) one."""
+    return (0, steps[1], steps[0]) if len(steps) == 3 else tuple(steps[:3])
+
+
+def _strides(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
+    return {name: kernel_strides(contiguous_strides(shape)) for name, shape in shapes.items()}
+
+
+def _rows(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Shape of what o has one number a row of: head by head, packed or not."""
+    return (shape[1], shape[0]) if len(shape) == 3 else shape[:3]
+
+
+def _factors(problem: Problem) -> dict[str, Scalar]:
+    """Values of KernelSpec.factors."""
+    cap, log2e = problem.softcap or math.inf, math.log2(math.e)
+    return {
+        "scale": problem.scale,
+        "scale_log2": problem.scale * log2e,
+        "softcap_scale": problem.scale / cap,
+        "softcap_log2": cap * log2e,
+    }
+
+
+def _window(problem: Problem) -> dict[str, Scalar]:
+    """Keys left and right of the aligned one; an open side is as wide as it can matter."""
+    left, right = problem.reach
+    return {
+        "window_left": min(left, problem.seq_kv) if left >= 0 else problem.seq_kv,
+        "window_right": min(right, problem.seq) if right >= 0 else problem.seq,
+    }
+
+
 def contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
     """Strides in elements of a row-major array."""
     return tuple(math.prod(shape[axis + 1 :]) for axis in range(len(shape)))
+
+
+def alignment(name: str, launch: Launch) -> int:
+    """Bytes to which the rows of an input must be aligned: those of the widest copy, if it is
+    copied at all, else an element's; 0 if the kernel takes it contiguous only."""
+    shape, dtype = launch.inputs[name]
+    if f"{name}_strides" not in launch.scalars:
+        return 0
+    return DTYPE_BYTES[dtype] if name in OPTION_INPUTS else copy_bytes(shape[-1], dtype)
 
 
 def copy_bytes(head_dim: int, dtype: str) -> int:

@@ -22,8 +22,8 @@ def useful(problem: Problem, pass_: str) -> int:
 
 
 def executed(problem: Problem, algo: str, pass_: str, tiles: Tiles) -> Ints:
-    """FLOPs the matrix units do: whole tiles (V1: whole steps over a tile's keys), padded head
-    dimensions, S again in flash backward.
+    """FLOPs the matrix units do: whole tiles (V1: whole steps over a tile's keys; V2 forward: what
+    a warp's rows see of a tile), padded head dimensions, S again in flash backward.
 
     Standard attention masks after its matmul, so it multiplies every pair.
     """
@@ -32,6 +32,7 @@ def executed(problem: Problem, algo: str, pass_: str, tiles: Tiles) -> Ints:
     if algo == "standard":
         per_pair = 2 * (over_d * problem.head_dim + over_dv * problem.head_dim_v)
         return 0 * tiles.block_q + heads * problem.seq * problem.seq_kv * per_pair
-    steps = visits(problem, tiles.block_q, tiles.step_kv).steps
+    rows = tiles.rows_per_warp if (algo, pass_) == ("v2", "fwd") else tiles.block_q
+    steps = visits(problem, rows, tiles.step_kv).steps
     per_pair = 2 * (over_d * padded(problem.head_dim) + over_dv * padded(problem.head_dim_v))
-    return heads * per_pair * steps * tiles.block_q * tiles.step_kv
+    return heads * per_pair * steps * rows * tiles.step_kv

@@ -16,12 +16,15 @@ from numpy.typing import NDArray
 
 from fasim import reference
 from fasim.errors import UsageError
-from fasim.plan import Launch, Scalar, contiguous_strides, copy_bytes
+from fasim.plan import Launch, Scalar, contiguous_strides, kernel_strides
 from fasim.render import Kernel
 
 Array = NDArray[Any]
 
-DTYPES: dict[str, np.dtype[Any]] = {n: np.dtype(dtype) for n, dtype in reference.DTYPES.items()}
+DTYPES: dict[str, np.dtype[Any]] = {
+    **{name: np.dtype(dtype) for name, dtype in reference.DTYPES.items()},
+    "int32": np.dtype(np.int32),
+}
 POISON = 0xFF  # as fp32, fp16 or bf16 these bytes are a NaN that no arithmetic produces
 FORMATS = {"ptr": "P", "i32": "i", "i64": "q", "f32": "f", "i64x3": "qqq"}
 
@@ -63,15 +66,9 @@ class View:
 # ---- Layouts ------------------------------------------------------------------------------------
 
 
-def alignment(name: str, launch: Launch) -> int:
-    """Bytes to which an input's rows must be aligned; 0 if the kernel takes it contiguous only."""
-    shape, dtype = launch.inputs[name]
-    return copy_bytes(shape[-1], dtype) if f"{name}_strides" in launch.scalars else 0
-
-
 def why_copy(view: View, align: int) -> str:
     """Why a kernel that copies ``align`` bytes at a time cannot follow a layout; "" if it can.
-    ``align`` is that of ``alignment``."""
+    ``align`` is that of ``plan.alignment``."""
     if 0 in view.shape:
         return ""
     if not align:
@@ -129,7 +126,7 @@ def check_array(name: str, view: View, shape: tuple[int, ...], dtype: str) -> No
     if view.shape != shape:
         raise UsageError(
             f"{name} has shape {view.shape}, this launch needs {shape}",
-            hint="shapes are (batch, heads, seq, head_dim)",
+            hint="shapes are (batch, heads, seq, head_dim), packed (tokens, heads, head_dim)",
         )
 
 
@@ -154,7 +151,8 @@ def actual_scalars(launch: Launch, steps: Mapping[str, tuple[int, ...]]) -> dict
     """The launch's scalars with the strides (in elements) of the inputs that are really passed;
     outputs are contiguous."""
     outputs = {name: contiguous_strides(shape) for name, (shape, _) in launch.outputs.items()}
-    actual = {f"{name}_strides": strides[:3] for name, strides in {**steps, **outputs}.items()}
+    both = {**steps, **outputs}
+    actual = {f"{name}_strides": kernel_strides(strides) for name, strides in both.items()}
     return {**launch.scalars, **{k: v for k, v in actual.items() if k in launch.scalars}}
 
 

@@ -21,14 +21,13 @@ from numpy.typing import NDArray
 from fasim.emulator.build import build_kernel
 from fasim.emulator.program import Argument, Execution, Program, Span
 from fasim.errors import CheckFailed, MissingToolError
-from fasim.plan import Launch
+from fasim.plan import Launch, alignment
 from fasim.render import Kernel, memory_map
 from fasim.runners.arrays import (
     DTYPES,
     POISON,
     View,
     actual_scalars,
-    alignment,
     bytes_of,
     check_array,
     check_present,

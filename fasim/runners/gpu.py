@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from fasim.compile import compile_kernel
 from fasim.errors import CheckFailed, MissingToolError, NoPlanError, UsageError
-from fasim.plan import Launch, Stage
+from fasim.plan import Launch, Stage, alignment
 from fasim.render import Kernel
 from fasim.runners import DeviceFault
 from fasim.runners.arrays import (
@@ -34,7 +34,6 @@ from fasim.runners.arrays import (
     POISON,
     View,
     actual_scalars,
-    alignment,
     bytes_of,
     check_array,
     check_present,

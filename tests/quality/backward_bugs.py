@@ -157,7 +157,7 @@ BUGS = (
     Bug(
         "a NaN of a hidden pair is kept", "bf16 causal",
         "if (masked) mask_weights<kPartQ>(dp, warp_key, query + step + part, seq_q, seq_kv);",
-        "", "nan_stays_in_its_row",
+        "", "nan_stays_in_its_row", MORE_QUERIES,
     ),
     Bug(
         "causal aligned top-left", "bf16 causal",

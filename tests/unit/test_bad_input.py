@@ -227,9 +227,10 @@ NO_PLAN = [
     "gen --gpu v100 --algo v2",
     f"gen {V2} --pass bwd --dtype fp32",
     f"gen {V2} --pass bwd --head-dim 256",
+    f"gen {V2} --pass bwd --window 100,0",
+    f"gen {V2} --pass bwd --bias alibi",
     f"gen {V2} --pass train",
-    f"gen {V2} --window 100,0",
-    f"gen {V2} --bias alibi",
+    f"gen {V2} --varlen --bias dense",
     "gen not-generable.json",
 ]
 
