@@ -16,6 +16,7 @@ from fasim.gpu import Gpu
 from fasim.model import footprint
 from fasim.model.occupancy import register_cap, residency
 from fasim.model.tiles import Bools, Ints, Tiles, ceil_div
+from fasim.plan import split_count
 from fasim.problem import Problem
 
 KIB = 1024
@@ -53,6 +54,8 @@ class Case:
         launch = register_cap(gpu, threads, 1) if algo == "v3" else registers
         blocks, limiter = residency(gpu, threads, launch, smem)
         share = register_cap(gpu, threads, blocks)
+        if algo == "v2_split":
+            tiles = tiles.split(_split_counts(problem, tiles, gpu.sm_count * blocks))
         granted = footprint.granted(problem, algo, pass_, tiles, share)
         resident = tiles.resident(np.maximum(blocks, 1)).granted(granted)
         cap = _consumer_cap(tiles) if algo == "v3" else register_cap(gpu, threads, 1)
@@ -77,15 +80,30 @@ class Case:
 
     @property
     def grid(self) -> Ints:
-        """Blocks of a launch: per head one (V1), or one a q tile, backward one a K/V tile."""
+        """Blocks of a launch: per head one (V1), or one a q tile, backward one a K/V tile; split
+        keys: one a part of a q tile of packed rows."""
         p, tiles = self.problem, self.tiles
         heads = p.batch * p.heads
+        if self.algo == "v2_split":
+            return _packed_blocks(p, tiles) * tiles.splits
         if self.algo == "v1":
             return np.full(len(tiles), heads * min(p.seq, 1))
         forward = self.pass_ == "fwd"
         return heads * np.asarray(
             ceil_div(p.seq, tiles.block_q) if forward else ceil_div(p.seq_kv, tiles.block_kv)
         )
+
+
+def _packed_blocks(problem: Problem, tiles: Tiles) -> Ints:
+    rows = problem.group * problem.seq
+    return np.asarray(problem.batch * problem.kv_heads * ceil_div(rows, tiles.block_q))
+
+
+def _split_counts(problem: Problem, tiles: Tiles, slots: Ints) -> Ints:
+    """The number of parts a launch takes, for every tile."""
+    key_tiles = ceil_div(problem.seq_kv, tiles.block_kv)
+    counts = zip(key_tiles, _packed_blocks(problem, tiles), slots, strict=True)
+    return np.array([split_count(*map(int, count)) for count in counts], dtype=np.int64)
 
 
 def _consumer_cap(tiles: Tiles) -> Ints:
@@ -110,6 +128,41 @@ def _whole_mma_rows() -> Rule:
         lambda c, i: (
             f"block_q {c.tiles.block_q[i]} is no multiple of 16 rows x {_warps(c, i)}"
             f" = {16 * c.tiles.warps[i]}"
+        ),
+    )
+
+
+def _whole_packed_rows() -> Rule:
+    """Every warp has all the rows, one or two mma tiles of them."""
+    return Rule(
+        lambda c: np.isin(c.tiles.block_q, ROWS_PER_WARP),
+        lambda c, i: f"block_q {c.tiles.block_q[i]} is not the 16 or 32 rows that split keys take",
+    )
+
+
+def _shared_keys() -> Rule:
+    """Warps share a tile's keys, whole matmul steps each."""
+    return Rule(
+        lambda c: (
+            (c.tiles.step_kv * c.tiles.warps == c.tiles.block_kv)
+            & (c.tiles.step_kv % c.kv_granule == 0)
+            & (c.tiles.warps > 1)
+        ),
+        lambda c, i: (
+            f"block_kv {c.tiles.block_kv[i]} is not {c.tiles.step_kv[i]} keys, a multiple of"
+            f" {c.kv_granule}, for each of {_warps(c, i)}"
+        ),
+    )
+
+
+def _parts_fit() -> Rule:
+    """The warps merge where Q and the ring were."""
+    return Rule(
+        lambda c: footprint.merge_bytes(c.problem, c.tiles) <= c.smem,
+        lambda c, i: (
+            f"the parts of {_warps(c, i)} need"
+            f" {footprint.merge_bytes(c.problem, c.tiles)[i] / KIB:.1f} KiB, the tiles have"
+            f" {c.smem[i] / KIB:.1f}"
         ),
     )
 
@@ -241,6 +294,7 @@ _V3 = (_consumers(), _whole_keys(), _instruction_width(), _one_step())
 RULES: dict[tuple[str, str], tuple[Rule, ...]] = {
     ("v1", "fwd"): (*_MMA, _one_stage(), _whole_steps(), *_FORWARD),
     ("v2", "fwd"): (*_MMA, _one_step(), *_FORWARD),
+    ("v2_split", "fwd"): (_whole_packed_rows(), _shared_keys(), _parts_fit(), *_LIMITS),
     ("v3", "fwd"): (*_V3, _whole_warpgroup_rows(), *_LIMITS),
     ("v1", "bwd"): (_whole_keys(), _one_stage(), _one_step(), *_LIMITS),
     ("v2", "bwd"): (_whole_keys(), _one_step(), *_LIMITS),

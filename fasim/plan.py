@@ -23,6 +23,7 @@ WARP = 32
 POINTERS = {  # by algorithm and pass; every kernel of a file takes the same parameters
     ("v1", "fwd"): ("q", "k", "v", "o", "lse", "o_acc", "m", "l"),
     ("v2", "fwd"): ("q", "k", "v", "o", "lse"),
+    ("v2_split", "fwd"): ("q", "k", "v", "o", "lse", "o_part", "m_part", "l_part"),
 }
 SIZES = ("heads", "kv_heads", "seq_q", "seq_kv")
 STRIDED = ("q", "k", "v", "o")
@@ -35,12 +36,16 @@ MADE: dict[str, tuple[str | bool, ...]] = {
     "mask": ("full", "causal"),
     "softcap": (False,),
     "bias": ("none",),
-    "pack_gqa": (False,),
+    "pack_gqa": (False, True),
     "scales": ("none",),
     "varlen": (False,),
     "deterministic": (False,),
-    "splits": (False,),
+    "splits": (False, True),
 }
+# Split keys: parts of a row at most, and what a block costs beside its tiles of keys, in tiles.
+MOST_SPLITS = 128
+ENDS_TILES = 2
+MOST_ROWS = 2**31 - 4096  # of one K/V head: packed rows are int32
 # Least and most of a tile's numbers: a block has up to 1024 threads, __maxnreg__ takes 24 to 255.
 TILE_RANGES = {
     "block_q": (1, 4096),
@@ -56,8 +61,9 @@ Scalar = int | float | tuple[int, ...]
 @dataclass(frozen=True, kw_only=True)
 class Tile:
     """How one thread block works. ``stages`` counts K/V tile pairs in shared memory, ``warps`` the
-    warps that compute, ``step_kv`` the keys scored at a time (V1 keeps more in shared memory than
-    its registers can score at once), ``registers`` what the compiler may use for a thread."""
+    warps that compute, ``step_kv`` the keys a warp scores at a time (V1 keeps more in shared memory
+    than its registers can score at once; where keys are split, the warps share a tile's keys),
+    ``registers`` what the compiler may use for a thread."""
 
     block_q: int
     block_kv: int
@@ -101,6 +107,11 @@ class KernelSpec:
     splits: bool = False
 
     @property
+    def variant(self) -> str:
+        """The algorithm under the name of its template and of its equations in the model."""
+        return f"{self.algo}_split" if self.splits else self.algo
+
+    @property
     def digest(self) -> str:
         """8 hex digits over every field: equal kernels share it, others do not."""
         text = json.dumps(asdict(self), sort_keys=True)
@@ -113,14 +124,14 @@ class KernelSpec:
         if self.head_dim_v != self.head_dim:
             dims += f"v{self.head_dim_v}"
         words = [self.algo, self.pass_, self.arch.replace("_", ""), self.dtype, dims, self.mask]
-        return "_".join([*words, self.digest])
+        return "_".join([*words, *["split"] * self.splits, self.digest])
 
     @property
     def arguments(self) -> tuple[tuple[str, str], ...]:
         """(name, type) in the order of the parameter list: pointers, sizes, strides, scale.
         Types: ptr, i32, f32, and i64x3, a struct of three int64 (batch, head, seq)."""
-        pointers = [(name, "ptr") for name in POINTERS[self.algo, self.pass_]]
-        sizes = [(name, "i32") for name in SIZES]
+        pointers = [(name, "ptr") for name in POINTERS[self.variant, self.pass_]]
+        sizes = [(name, "i32") for name in (*SIZES, *["splits"] * self.splits)]
         strides = [(f"{name}_strides", "i64x3") for name in STRIDED]
         return (*pointers, *sizes, *strides, ("scale_log2", "f32"))
 
@@ -158,6 +169,7 @@ class Plan:
     gpu: str
     kernel: KernelSpec
     smem_bytes: int  # dynamic shared memory of one block
+    slots: int = 0  # split keys: thread blocks that the GPU runs at once
 
     @property
     def registers(self) -> int:
@@ -165,30 +177,45 @@ class Plan:
         return self.kernel.tile.registers
 
     def launch_for(
-        self, problem: Problem | None = None, strides: Mapping[str, tuple[int, ...]] | None = None
+        self,
+        problem: Problem | None = None,
+        strides: Mapping[str, tuple[int, ...]] | None = None,
+        splits: int = 0,
     ) -> Launch:
         """The launch of this kernel on ``problem`` (default: the planned one).
 
         ``strides`` gives (batch, head, seq) strides in elements of q, k, v or o where they are not
-        those of a contiguous (batch, heads, seq, head_dim) array.
+        those of a contiguous (batch, heads, seq, head_dim) array. ``splits`` is for kernels that
+        split keys: parts to divide them into, 0 for as many as serve the GPU best.
         Raises UsageError if the kernel was not built for this problem.
         """
         problem = problem or self.problem
         self._check_serves(problem)
-        tile = self.kernel.tile
-        main = Stage(
-            entry=self.kernel.stem,
-            grid=self._grid(problem),
-            block=tile.threads,
-            smem_bytes=self.smem_bytes,
-        )
+        splits = (splits or self._splits(problem)) if self.kernel.splits else 1
+        scalars = self._scalars(problem, strides or {})
         return Launch(
-            stages=(main,),
-            scalars=self._scalars(problem, strides or {}),
+            stages=self._stages(problem, splits),
+            scalars=scalars | {"splits": splits} if self.kernel.splits else scalars,
             inputs=self._inputs(problem),
             outputs=self._outputs(problem),
-            workspaces=self._workspaces(problem),
+            workspaces=self._workspaces(problem, splits),
         )
+
+    def _stages(self, problem: Problem, splits: int) -> tuple[Stage, ...]:
+        """The kernel; where it splits keys, then the one that combines: a warp a row."""
+        main = Stage(
+            entry=self.kernel.stem,
+            grid=self._blocks(problem) * splits,
+            block=self.kernel.tile.threads,
+            smem_bytes=self.smem_bytes,
+        )
+        rows = problem.batch * problem.heads * problem.seq
+        combine = Stage(entry=f"{self.kernel.stem}_combine", grid=rows, block=WARP)
+        return (main, combine) if self.kernel.splits else (main,)
+
+    def _splits(self, problem: Problem) -> int:
+        key_tiles = math.ceil(problem.seq_kv / self.kernel.tile.block_kv)
+        return split_count(key_tiles, self._blocks(problem), self.slots)
 
     def _check_serves(self, problem: Problem) -> None:
         wanted = {name: getattr(problem, name) for name in _COMPILED_IN}
@@ -201,9 +228,19 @@ class Plan:
                     why=f"it was built for {name} {built}, the problem has {asked}",
                     hint="plan and generate a kernel for this problem",
                 )
+        if self.kernel.splits and problem.group * problem.seq > MOST_ROWS:
+            raise UsageError(
+                f"{self.kernel.stem} cannot run this problem",
+                why=f"{problem.group} heads x {problem.seq} queries exceed {MOST_ROWS} packed rows",
+                hint="plan it again: a kernel that does not split keys suits it",
+            )
 
-    def _grid(self, problem: Problem) -> int:
-        """V1 is parallel over batch and heads, V2 also over blocks of queries."""
+    def _blocks(self, problem: Problem) -> int:
+        """V1 is parallel over batch and heads, V2 also over blocks of queries; a block of packed
+        rows serves every head that shares its keys."""
+        if self.kernel.pack_gqa:
+            rows = problem.group * problem.seq
+            return problem.batch * problem.kv_heads * math.ceil(rows / self.kernel.tile.block_q)
         q_blocks = math.ceil(problem.seq / self.kernel.tile.block_q)
         per_head = min(q_blocks, 1) if self.kernel.algo == "v1" else q_blocks
         return problem.batch * problem.heads * per_head
@@ -230,11 +267,15 @@ class Plan:
         shape = tensor_shapes(problem)["o"]
         return {"o": (shape, self.kernel.out_dtype), "lse": (shape[:3], "fp32")}
 
-    def _workspaces(self, problem: Problem) -> Arrays:
-        """V1 keeps O, m and l in HBM between its steps over K and V."""
+    def _workspaces(self, problem: Problem, splits: int) -> Arrays:
+        """V1 keeps O, m and l in HBM between its steps over K and V; splits leave theirs there."""
+        shape = tensor_shapes(problem)["o"]
+        if self.kernel.splits:
+            parts = (*shape[:3], splits)
+            o_part = ((*parts, problem.head_dim_v), "fp32")
+            return {"o_part": o_part, "m_part": (parts, "fp32"), "l_part": (parts, "fp32")}
         if self.kernel.algo != "v1":
             return {}
-        shape = tensor_shapes(problem)["o"]
         return {"o_acc": (shape, "fp32"), "m": (shape[:3], "fp32"), "l": (shape[:3], "fp32")}
 
     def to_json(self) -> dict[str, Any]:
@@ -246,6 +287,7 @@ class Plan:
             "gpu": {"name": self.gpu, "arch": self.kernel.arch},
             "kernel": kernel,
             "smem_bytes": self.smem_bytes,
+            **({"slots": self.slots} if self.kernel.splits else {}),
         }
 
     @classmethod
@@ -280,6 +322,7 @@ class Plan:
             gpu=str(data["gpu"]["name"]),
             kernel=_typed(KernelSpec, kernel),
             smem_bytes=_whole(data["smem_bytes"]),
+            slots=_whole(data.get("slots", 0)),
         )
 
     def _nonsense(self) -> Iterator[str]:
@@ -292,15 +335,38 @@ class Plan:
             yield f"arch {kernel.arch!r} is not of the form sm_80"
         if self.smem_bytes < 1:
             yield f"smem_bytes is {self.smem_bytes}"
-        yield from _ragged(kernel.tile)
+        if kernel.splits != kernel.pack_gqa or (kernel.splits and kernel.algo != "v2"):
+            yield "only V2 splits keys, and only with the heads of a group packed"
+        if kernel.splits and self.slots < 1:
+            yield f"slots is {self.slots}"
+        yield from _ragged(kernel.tile, kernel.splits)
 
 
-def _ragged(tile: Tile) -> Iterator[str]:
-    """Why a tile cannot be compiled: a number out of range, parts that do not make it whole."""
+def split_count(key_tiles: int, blocks: int, slots: int) -> int:
+    """Parts to divide the keys of ``blocks`` thread blocks into, of which ``slots`` run at once.
+
+    A wave lasts as long as its longest part; the count of the least waves x tiles is taken, the
+    smallest of equals, at most one part a tile.
+    """
+
+    def tiles_in_turn(splits: int) -> int:
+        waves = math.ceil(blocks * splits / max(slots, 1))
+        return waves * (math.ceil(key_tiles / splits) + ENDS_TILES)
+
+    return min(range(1, max(1, min(key_tiles, MOST_SPLITS)) + 1), key=tiles_in_turn)
+
+
+def _ragged(tile: Tile, splits: bool) -> Iterator[str]:
+    """Why a tile cannot be compiled: a number out of range, parts that do not make it whole.
+    Warps that split a tile's keys have all of its rows."""
     for name, (least, most) in TILE_RANGES.items():
         if not least <= (value := getattr(tile, name)) <= most:
             yield f"{name} is {value}, not between {least} and {most}"
-    if tile.block_q % (16 * tile.warps):
+    if splits and tile.block_q % 16:
+        yield f"block_q {tile.block_q} is not whole 16-row steps"
+    if splits and tile.keys_per_step * tile.warps != tile.block_kv:
+        yield f"block_kv {tile.block_kv} is not {tile.keys_per_step} for each of {tile.warps} warps"
+    if not splits and tile.block_q % (16 * tile.warps):
         yield f"block_q {tile.block_q} is not whole 16-row steps for each of {tile.warps} warps"
     if tile.block_kv % tile.keys_per_step or tile.keys_per_step % 16:
         yield f"block_kv {tile.block_kv} is not whole steps of {tile.keys_per_step} keys, 16 each"

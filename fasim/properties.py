@@ -386,11 +386,11 @@ class Trial:
         assert executed is not None, "properties that count skip the runners that do not"
         return executed
 
-    def run(self, arrays: Mapping[str, Array], **changes: int) -> Outputs:
+    def run(self, arrays: Mapping[str, Array], *, splits: int = 0, **changes: int) -> Outputs:
         """Outputs for other arrays, of the case's problem with ``changes`` (seq, seq_kv)."""
         problem = self.problem.with_(scale=self.problem.scale, **changes)
         strides = {name: _steps(x) for name, x in arrays.items()}
-        launch = self.kernel.plan.launch_for(problem, strides)
+        launch = self.kernel.plan.launch_for(problem, strides, splits)
         return self.runner.run(self.kernel, arrays, launch)
 
 
@@ -504,11 +504,19 @@ def later_keys_change_nothing(trial: Trial) -> float:
     return _agree(trial, got, {name: x[:, :, :rows] for name, x in trial.outputs.items()}, rows)
 
 
+def the_number_of_splits_changes_nothing(trial: Trial) -> float:
+    """Keys in any number of parts, some of them empty, give the same result, up to rounding."""
+    tiles = -(-trial.problem.seq_kv // trial.kernel.plan.kernel.tile.block_kv)
+    worst = 0.0
+    for splits in sorted({1, max(tiles, 1), tiles + 2, int(trial.case.rng().integers(2, 40))}):
+        worst = max(worst, _agree(trial, trial.run(trial.arrays, splits=splits), trial.outputs))
+    return worst
+
+
 def bytes_moved_are_bytes_predicted(trial: Trial) -> float:
     """Loads and stores name as many bytes of each tensor as the model says, to the byte."""
     spec, executed = trial.kernel.plan.kernel, trial.execution
-    tiles = Tiles.of([spec.tile])
-    predicted = traffic.issued(trial.problem, spec.algo, spec.pass_, tiles).at(0)
+    predicted = traffic.issued(trial.problem, spec.variant, spec.pass_, _tiles(trial)).at(0)
     for verb, got, want in (
         ("read", executed.reads, predicted.reads),
         ("written", executed.writes, predicted.writes),
@@ -522,11 +530,17 @@ def bytes_moved_are_bytes_predicted(trial: Trial) -> float:
 def matrix_instructions_do_the_flops_predicted(trial: Trial) -> float:
     """The tensor cores execute the FLOPs that the model charges: whole tiles, no more."""
     spec, executed = trial.kernel.plan.kernel, trial.execution
-    tiles = Tiles.of([spec.tile])
-    predicted = int(flops.executed(trial.problem, spec.algo, spec.pass_, tiles)[0])
+    predicted = int(flops.executed(trial.problem, spec.variant, spec.pass_, _tiles(trial))[0])
     got = _operations(executed, "mma", "count") * MMA_FLOPS
     _same_count("the FLOPs executed are not those predicted", "mma", got, predicted)
     return 0.0
+
+
+def _tiles(trial: Trial) -> Tiles:
+    """The kernel's tile, with the number of parts in which the case's launch has the keys."""
+    plan = trial.kernel.plan
+    splits = plan.launch_for(trial.problem).scalars.get("splits", 1)
+    return Tiles.of([plan.kernel.tile]).split(np.array([splits]))
 
 
 def main_loop_has_no_bank_conflicts(trial: Trial) -> float:
@@ -595,6 +609,12 @@ def _unless_causal(plan: Plan, runner: Runner) -> str:
     return "" if plan.kernel.mask == "causal" else "every query sees every key"
 
 
+def _unless_split(plan: Plan, runner: Runner) -> str:
+    if runner.name == "numpy":
+        return "the numpy runner does not split keys"
+    return "" if plan.kernel.splits else "this kernel does not split keys"
+
+
 def _unless_counted(plan: Plan, runner: Runner) -> str:
     return "" if isinstance(runner, Counting) else "only the emulator counts what a kernel executes"
 
@@ -615,6 +635,7 @@ PROPERTIES = (
     Property(permuting_keys_changes_nothing, _if_causal),
     Property(splitting_keys_and_merging_by_lse_gives_the_whole, _if_causal),
     Property(later_keys_change_nothing, _unless_causal),
+    Property(the_number_of_splits_changes_nothing, _unless_split),
     Property(bytes_moved_are_bytes_predicted, _unless_counted),
     Property(matrix_instructions_do_the_flops_predicted, _unless_matrices),
     Property(main_loop_has_no_bank_conflicts, _unless_counted),

@@ -32,6 +32,7 @@ Origin = tuple[str, int]
 CTYPES = {"fp32": "float", "fp16": "u16", "bf16": "u16", "e4m3": "u8"}
 PTX_TYPES = {"fp16": "f16", "bf16": "bf16"}
 ARGUMENT_TYPES = {"i32": "int", "f32": "float", "i64x3": "Strides"}
+TEMPLATES = {("v1", "fwd"): "v1_fwd", ("v2", "fwd"): "v2_fwd", ("v2_split", "fwd"): "v2_split"}
 PLAN_BEGIN, PLAN_END = "// ---- plan", "// ---- the rest of the file has sha256 "
 
 
@@ -103,7 +104,7 @@ def _json(text: str, where: str) -> Any:
 def _render_body(plan: Plan) -> tuple[str, tuple[Origin | None, ...]]:
     """Text after the header. It depends on the kernel alone, not on the problem planned for."""
     kernel = plan.kernel
-    template = _environment().get_template(f"kernels/{kernel.algo}_{kernel.pass_}.cu")
+    template = _environment().get_template(f"kernels/{TEMPLATES[kernel.variant, kernel.pass_]}.cu")
     return _rendered(template, {"plan": plan, "kernel": kernel, "tile": kernel.tile})
 
 
@@ -153,7 +154,8 @@ def memory_map(plan: Plan) -> list[tuple[str, int, int]]:
     width, width_v = padded(kernel.head_dim), padded(kernel.head_dim_v)
     size = DTYPE_BYTES[kernel.dtype]
     widest = max(width, width_v)
-    rows = {"Q, and O at the end": tile.block_q * widest}
+    first = "Q, and the warps' parts at the end" if kernel.splits else "Q, and O at the end"
+    rows = {first: tile.block_q * widest}
     if kernel.algo == "v1":
         rows |= {"K": tile.block_kv * width, "V": tile.block_kv * width_v}
     else:
@@ -177,9 +179,8 @@ def parameters(kernel: KernelSpec) -> str:
     return " " * 4 + _filled(names, indent=4, reserve=len(") {"))
 
 
-def call(kernel: KernelSpec) -> str:
+def call(kernel: KernelSpec, indent: int = len("    kernel<<<grid, kThreads, kSmemBytes>>>(")) -> str:
     """The arguments of a call whose variables bear the parameters' names."""
-    indent = len("    kernel<<<grid, kThreads, kSmemBytes>>>(")
     return _filled([name for name, _ in kernel.arguments], indent, reserve=len(");"))
 
 

@@ -39,6 +39,8 @@ FP32_REGISTERS = 28  # wider fragments, the weights of four keys
 MANY_SCORES, SCORES_PER_LOAD = 128, 2
 # What the compiler uses when it may, to have more loads in flight: fitted to nvcc 13.0.
 WANTED_BASE, WANTED_PER_ACCUMULATOR = 62, 1.17
+# Split keys: limits of packed rows, this warp's place in a tile.
+SPLIT_REGISTERS = 8
 # The same for a backward kernel, which keeps LSE and D of its rows too.
 BACKWARD_REGISTERS = 48
 # V3: what FA3's published tiles leave between their accumulators and the register cap.
@@ -84,6 +86,7 @@ def granted(problem: Problem, algo: str, pass_: str, tiles: Tiles, cap: Ints) ->
     needed = registers(problem, algo, pass_, tiles)
     if pass_ == "bwd" or algo == "v3":
         return needed
+    tiles = _with_all_rows(tiles) if algo == "v2_split" else tiles
     wanted = WANTED_BASE + WANTED_PER_ACCUMULATOR * _accumulators(problem, tiles)
     return np.asarray(np.minimum(round_up(np.maximum(needed, wanted.astype(np.int64)), 8), cap))
 
@@ -143,6 +146,16 @@ def _mma_fwd_registers(problem: Problem, tiles: Tiles) -> Ints:
     return _accumulators(problem, tiles) + FRAGMENTS + BASE_REGISTERS + _special(problem, tiles)
 
 
+def _with_all_rows(tiles: Tiles) -> Tiles:
+    """Tiles of which every warp owns as many rows as a tile of split keys has in all."""
+    return replace(tiles, block_q=tiles.block_q * tiles.warps)
+
+
+def _v2_split_registers(problem: Problem, tiles: Tiles) -> Ints:
+    """V2's, of all the rows."""
+    return _mma_fwd_registers(problem, _with_all_rows(tiles)) + SPLIT_REGISTERS
+
+
 def _special(problem: Problem, tiles: Tiles) -> Ints:
     """What masks, long rows, deep rings and small blocks add."""
     longest, scores = max(problem.head_dim, problem.head_dim_v), _scores(tiles)
@@ -192,6 +205,7 @@ _Count = Callable[[Problem, Tiles], Any]
 _SMEM: dict[tuple[str, str], _Count] = {
     ("v1", "fwd"): _v1_fwd_smem,
     ("v2", "fwd"): _v2_fwd_smem,
+    ("v2_split", "fwd"): _v2_fwd_smem,
     ("v3", "fwd"): _v3_fwd_smem,
     ("v1", "bwd"): _mma_bwd_smem,
     ("v2", "bwd"): _mma_bwd_smem,
@@ -200,6 +214,7 @@ _SMEM: dict[tuple[str, str], _Count] = {
 _REGISTERS: dict[tuple[str, str], _Count] = {
     ("v1", "fwd"): _v1_fwd_registers,
     ("v2", "fwd"): _mma_fwd_registers,
+    ("v2_split", "fwd"): _v2_split_registers,
     ("v3", "fwd"): _v3_fwd_registers,
     ("v1", "bwd"): _mma_bwd_registers,
     ("v2", "bwd"): _mma_bwd_registers,
@@ -275,6 +290,17 @@ def _flash_hbm(problem: Problem, algo: str, pass_: str) -> HbmBytes:
 def _v1_workspace(problem: Problem) -> int:
     """V1 keeps O, m and l in HBM between its steps, in fp32."""
     return problem.batch * problem.heads * problem.seq * 4 * (problem.head_dim_v + 2)
+
+
+def parts_bytes(problem: Problem, splits: Ints) -> Ints:
+    """Bytes of what splits of the keys leave of every row: O, m and l in fp32."""
+    return problem.batch * problem.heads * problem.seq * splits * 4 * (problem.head_dim_v + 2)
+
+
+def merge_bytes(problem: Problem, tiles: Tiles) -> Ints:
+    """Shared memory in which the warps of a block of split keys leave their parts: rows of O, m and
+    l in fp32, padded to 8 floats so that 8 rows lie in 8 bank groups."""
+    return np.asarray(tiles.warps * tiles.block_q * (padded(problem.head_dim_v) + 8) * 4)
 
 
 def _dq_workspace(problem: Problem) -> int:
