@@ -26,6 +26,7 @@ _CHOSEN = (
     ("v2", "h200", Problem(heads=8, seq=4096, head_dim=256, dtype="bf16")),
     ("v2", "h200", Problem(seq=4096, head_dim=64, dtype="fp32", causal=True)),
     ("v2", "h200", Problem(seq=1000, head_dim=33, dtype="bf16")),
+    ("v2", "h200", Problem(heads=64, kv_heads=8, seq=1, seq_kv=32768, dtype="bf16")),
     ("v2", "4090", Problem(heads=32, seq=4096, head_dim=128, causal=True)),
     ("v2", "5090", Problem(heads=32, seq=4096, head_dim=96, head_dim_v=64, dtype="bf16")),
 )

@@ -106,12 +106,13 @@ class _Ranking:
         return len(RULES[self.algo, self.pass_])
 
     def _rank(self) -> None:
-        """Fastest first; ties: fewer issued bytes, less shared memory, the smaller tile."""
+        """Fastest first; ties: more blocks on an SM, fewer issued bytes, less shared memory, the
+        smaller tile."""
         problem, algo, pass_, case = self.problem, self.algo, self.pass_, self.legal
         times = timeline.predict(problem, self.gpu, algo, pass_, case.tiles, case.blocks_per_sm)
         moved = traffic.issued(problem, algo, pass_, case.tiles).total
         area = case.tiles.block_q * case.tiles.block_kv
-        self.order = np.lexsort((area, case.smem, moved, times.seconds))
+        self.order = np.lexsort((area, case.smem, moved, -case.blocks_per_sm, times.seconds))
         self.seconds = float(times.seconds.min())
 
     def reason(self) -> str:

@@ -35,16 +35,16 @@
 //   26282f8e  device/fragments.cuh
 //   76c2f1b5  device/integers.cuh
 //   fb5d4ab8  device/mask.cuh
-//   97b7ac6c  device/matmul_fma.cuh
+//   d17d9393  device/matmul_fma.cuh
 //   88db4618  device/merge.cuh
-//   40a7841f  device/softmax.cuh
+//   b46ac244  device/softmax.cuh
 //   727eb359  device/store.cuh
 //   b0983d9f  device/tile.cuh
 //   35b0b3b5  device/types.cuh
 //   b80c26d4  device/words.cuh
 //   1fac0750  kernels/v1_fwd.cu
-//   546a9301  parts/constants.cuh
-//   3a68c0ec  parts/main.cu
+//   915512f3  parts/constants.cuh
+//   d9617e06  parts/main.cu
 //   422cf4a7  ptx/ex2.cuh
 //   ecba088f  ptx/lg2.cuh
 //

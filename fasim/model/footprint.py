@@ -39,8 +39,9 @@ FP32_REGISTERS = 28  # wider fragments, the weights of four keys
 MANY_SCORES, SCORES_PER_LOAD = 128, 2
 # What the compiler uses when it may, to have more loads in flight: fitted to nvcc 13.0.
 WANTED_BASE, WANTED_PER_ACCUMULATOR = 62, 1.17
-# Split keys: limits of packed rows, this warp's place in a tile.
-SPLIT_REGISTERS = 8
+# Split keys: limits of packed rows, this warp's place in a tile; fp32 spills a few addresses with
+# fewer than the second number.
+SPLIT_REGISTERS = {"fp32": 24, "fp16": 8, "bf16": 8, "e4m3": 8}
 # The same for a backward kernel, which keeps LSE and D of its rows too.
 BACKWARD_REGISTERS = 48
 # V3: what FA3's published tiles leave between their accumulators and the register cap.
@@ -153,7 +154,7 @@ def _with_all_rows(tiles: Tiles) -> Tiles:
 
 def _v2_split_registers(problem: Problem, tiles: Tiles) -> Ints:
     """V2's, of all the rows."""
-    return _mma_fwd_registers(problem, _with_all_rows(tiles)) + SPLIT_REGISTERS
+    return _mma_fwd_registers(problem, _with_all_rows(tiles)) + SPLIT_REGISTERS[problem.dtype]
 
 
 def _special(problem: Problem, tiles: Tiles) -> Ints:

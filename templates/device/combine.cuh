@@ -36,10 +36,8 @@ __device__ __forceinline__ void add_parts(float (&sums)[kLaneColumns], const flo
   }
 }
 
-__device__ __forceinline__ Output rounded(float x) {
 //% if kernel.out_dtype == "fp32"
-  return x;
+__device__ __forceinline__ Output rounded(float x) { return x; }
 //% else
-  return u16(ptx::cvt_$(ptx_type(kernel.out_dtype))x2(x, x));
+__device__ __forceinline__ Output rounded(float x) { return u16(ptx::cvt_$(ptx_type(kernel.out_dtype))x2(x, x)); }
 //% endif
-}

@@ -148,8 +148,9 @@ $(parameters(kernel))) {
   }
 }
 
+// One block an SM is enough: so the compiler takes the registers to have many loads in flight.
 // clang-format off
-extern "C" __global__ void
+extern "C" __global__ void __launch_bounds__(32, 1)
 $(kernel.stem)_combine(
 $(parameters(kernel))) {
   // clang-format on
