@@ -179,8 +179,10 @@ def parameters(kernel: KernelSpec) -> str:
     return " " * 4 + _filled(names, indent=4, reserve=len(") {"))
 
 
-def call(kernel: KernelSpec, indent: int = len("    kernel<<<grid, kThreads, kSmemBytes>>>(")) -> str:
-    """The arguments of a call whose variables bear the parameters' names."""
+def call(kernel: KernelSpec, before: str = "    kernel<<<grid, kThreads, kSmemBytes>>>(") -> str:
+    """The arguments of a call whose variables bear the parameters' names, in a line that begins
+    with ``before``."""
+    indent = len(before)
     return _filled([name for name, _ in kernel.arguments], indent, reserve=len(");"))
 
 

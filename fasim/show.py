@@ -377,7 +377,8 @@ def _tile_facts(entry: Entry, gpu: Gpu) -> Iterator[tuple[str, str]]:
     blocks = f"{units.grouped(entry.grid)} blocks of {entry.block} threads"
     yield "launch", f"{blocks}, {entry.blocks_per_sm} on an SM (limited by {entry.limiter})"
     if entry.splits:
-        yield "splits", f"the keys in {units.plural(entry.splits, 'part')}, then a kernel that combines"
+        parts = units.plural(entry.splits, "part")
+        yield "splits", f"the keys in {parts}, then a kernel that combines them"
     yield "shared memory", units.used(entry.smem_bytes, gpu.smem_per_block)
     yield "registers", f"{entry.registers} of {gpu.registers_per_thread} a thread"
 

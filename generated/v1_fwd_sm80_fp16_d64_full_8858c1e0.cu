@@ -44,7 +44,7 @@
 //   b80c26d4  device/words.cuh
 //   1fac0750  kernels/v1_fwd.cu
 //   915512f3  parts/constants.cuh
-//   d9617e06  parts/main.cu
+//   06c0a2c0  parts/main.cu
 //   42d2ca0a  ptx/cvt_f16x2.cuh
 //   422cf4a7  ptx/ex2.cuh
 //   5bef9f17  ptx/ldmatrix_x4.cuh

@@ -49,9 +49,9 @@
 //   b0983d9f  device/tile.cuh
 //   35b0b3b5  device/types.cuh
 //   b80c26d4  device/words.cuh
-//   31a5e394  kernels/v2_split.cu
+//   790c6500  kernels/v2_split.cu
 //   915512f3  parts/constants.cuh
-//   d9617e06  parts/main.cu
+//   06c0a2c0  parts/main.cu
 //   337a472a  ptx/cp_async.cuh
 //   33562fdf  ptx/cvt_bf16x2.cuh
 //   422cf4a7  ptx/ex2.cuh
@@ -72,7 +72,7 @@
 // "fwd", "scale": 0.08838834764831843, "scales": "tensor", "seq": 1, "seq_kv": 32768, "softcap":
 // 0.0, "varlen": false, "window": [-1, -1]}, "schema": "fasim.plan/1", "slots": 264, "smem_bytes":
 // 102400}
-// ---- the rest of the file has sha256 8c52032bdd5a132502dcf0ac50627e1592c8525231474902a8ef3dd0b3d0e9f2
+// ---- the rest of the file has sha256 c75b4ce6e5b0e23a1ba9039e75c38fd1242b18464c9a983925da1f900136c488
 // FlashAttention-2, forward, for few queries against many keys: split keys (Flash-Decoding, Dao,
 // Haziza, Massa and Sizov 2023).
 //
@@ -690,7 +690,7 @@ v2_fwd_sm90_bf16_d128_full_split_cd570c2a(
   const int tiles = kv_tiles * (split + 1) / splits - first_tile;
   const auto slot = [&](int t) { return q_tile + kQElements + t % kSlots * kSlotElements; };
   const auto load = [&](int t) {
-    const i64 key = (first_tile + t / 2) * kBlockKV;
+    const i64 key = i64(first_tile + t / 2) * kBlockKV;
     if (t < 2 * tiles && t % 2 == 0) {
       const Element* source = k + key * k_strides.seq;
       copy_tile<kBlockKV, kD, kHeadDim>(slot(t), source, k_strides.seq, seq_kv - key);

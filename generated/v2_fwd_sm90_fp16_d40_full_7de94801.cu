@@ -43,7 +43,7 @@
 //   b80c26d4  device/words.cuh
 //   ba271309  kernels/v2_fwd.cu
 //   915512f3  parts/constants.cuh
-//   d9617e06  parts/main.cu
+//   06c0a2c0  parts/main.cu
 //   337a472a  ptx/cp_async.cuh
 //   42d2ca0a  ptx/cvt_f16x2.cuh
 //   422cf4a7  ptx/ex2.cuh

@@ -18,7 +18,7 @@ from fasim.model.footprint import Tensors
 from fasim.model.silicon import Rates, rates
 from fasim.model.steps import Step, step
 from fasim.model.tiles import Ints, Reals, Tiles, ceil_div
-from fasim.model.visits import PackedVisits, Visits, packed_visits, visits
+from fasim.model.visits import packed_visits, visits
 from fasim.problem import Problem
 
 Law = Callable[[Any], Any]  # clocks of a step, by the blocks resident on its SM
@@ -97,7 +97,7 @@ class _Flash:
         self.issued = traffic.issued(problem, algo, pass_, tiles)
         self.dram = traffic.dram(problem, gpu, algo, pass_, tiles, tiles.blocks_per_sm)
 
-    def _seen(self) -> tuple[Visits | PackedVisits, int]:
+    def _seen(self) -> tuple[Any, int]:
         """Visits of a head, and how many heads there are."""
         seen = visits(self.problem, self.tiles.block_q, self.tiles.block_kv)
         return seen, self.problem.batch * self.problem.heads
@@ -250,7 +250,7 @@ class _Flash:
 class _Split(_Flash):
     """V2 with split keys: what binds it are the keys' bytes and how many of them are on the way."""
 
-    def _seen(self) -> tuple[Visits | PackedVisits, int]:
+    def _seen(self) -> tuple[Any, int]:
         return packed_visits(self.problem, self.tiles), self.problem.batch * self.problem.kv_heads
 
     def _launches(self) -> int:
@@ -261,7 +261,7 @@ class _Split(_Flash):
         return 0.0
 
     def _blocks(self) -> Ints:
-        return self.heads * self.seen.q_tiles * self.tiles.splits
+        return np.asarray(self.heads * self.seen.q_tiles * self.tiles.splits)
 
     def _hbm_s(self) -> Reals:
         """Bytes over bandwidth, and the latency once each time all that fits on the way, a ring
@@ -269,7 +269,8 @@ class _Split(_Flash):
         slots = np.minimum(self._blocks(), self.speed.sms * self.tiles.blocks_per_sm)
         on_the_way = slots * (self.tiles.stages - 0.5) * self.step.fill_bytes
         trips = self.dram.total / np.maximum(on_the_way, 1)
-        return super()._hbm_s() + trips * self.speed.hbm_latency / self.speed.clock_hz
+        waits = trips * self.speed.hbm_latency / self.speed.clock_hz
+        return np.asarray(super()._hbm_s() + waits)
 
     def _clocks(self, law: Law) -> Reals:
         return self._waves(law, self._blocks())

@@ -94,7 +94,7 @@ $(parameters(kernel))) {
   const int tiles = kv_tiles * (split + 1) / splits - first_tile;
   const auto slot = [&](int t) { return q_tile + kQElements + t % kSlots * kSlotElements; };
   const auto load = [&](int t) {
-    const i64 key = (first_tile + t / 2) * kBlockKV;
+    const i64 key = i64(first_tile + t / 2) * kBlockKV;
     if (t < 2 * tiles && t % 2 == 0) {
       const Element* source = k + key * k_strides.seq;
       copy_tile<kBlockKV, kD, kHeadDim>(slot(t), source, k_strides.seq, seq_kv - key);

@@ -75,7 +75,7 @@ int main(int argc, char** argv) {
     kernel<<<grid, kThreads, kSmemBytes>>>($(call(kernel)));
 //% if kernel.splits
     $(kernel.stem)_combine<<<rows, 32>>>(
-        $(call(kernel, 8)));
+        $(call(kernel, " " * 8)));
 //% endif
     cudaEventRecord(stop);
     cudaEventSynchronize(stop);
