@@ -189,11 +189,13 @@ def _flash_entry(
 def _tried(
     problem: Problem, gpu: Gpu, algo: str, pass_: str, tile: Tile | tuple[int, int] | None
 ) -> Iterable[tuple[str, Tiles]]:
-    """The variants of an algorithm and the tiles of each. V2 also splits keys where rows are few,
-    or where a tile is judged that may be one of those."""
+    """The variants of an algorithm and the tiles of each. V2 also splits keys where rows are few;
+    a whole tile that is to be judged is of one variant: where warps share its keys, of that."""
     variants = [algo]
     if (algo, pass_) == ("v2", "fwd") and _may_split(problem, gpu, bool(tile)):
         variants.append("v2_split")
+        if isinstance(tile, Tile):
+            variants = variants[tile.keys_per_step < tile.block_kv :][:1]
     for name in variants:
         yield name, judged(tile, name, pass_) if tile else candidates(problem, gpu, name, pass_)
 
