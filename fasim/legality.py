@@ -27,6 +27,7 @@ PRODUCER_THREADS = 128
 # FA3's setmaxnreg of a consumer, by the number of consumer warpgroups.
 CONSUMER_REGISTERS = {1: 256, 2: 240, 3: 160}
 ROWS_PER_WARP = (16, 32)
+SPLIT_FP32_COLUMNS = 128
 
 
 @dataclass(frozen=True)
@@ -152,6 +153,17 @@ def _shared_keys() -> Rule:
             f"block_kv {c.tiles.block_kv[i]} is not {c.tiles.step_kv[i]} keys, a multiple of"
             f" {c.kv_granule}, for each of {_warps(c, i)}"
         ),
+    )
+
+
+def _fp32_columns() -> Rule:
+    """ptxas loads the values of more columns ahead than fit the registers, at any cap."""
+    return Rule(
+        lambda c: (
+            (c.problem.dtype != "fp32")
+            | (np.full(len(c), max(c.problem.head_dim, c.problem.head_dim_v)) <= SPLIT_FP32_COLUMNS)
+        ),
+        lambda c, i: f"with more than {SPLIT_FP32_COLUMNS} fp32 columns split keys would spill",
     )
 
 
@@ -294,7 +306,10 @@ _V3 = (_consumers(), _whole_keys(), _instruction_width(), _one_step())
 RULES: dict[tuple[str, str], tuple[Rule, ...]] = {
     ("v1", "fwd"): (*_MMA, _one_stage(), _whole_steps(), *_FORWARD),
     ("v2", "fwd"): (*_MMA, _one_step(), *_FORWARD),
-    ("v2_split", "fwd"): (_whole_packed_rows(), _shared_keys(), _parts_fit(), *_LIMITS),
+    ("v2_split", "fwd"): (
+        *(_whole_packed_rows(), _shared_keys(), _fp32_columns(), _parts_fit()),
+        *_LIMITS,
+    ),
     ("v3", "fwd"): (*_V3, _whole_warpgroup_rows(), *_LIMITS),
     ("v1", "bwd"): (_whole_keys(), _one_stage(), _one_step(), *_LIMITS),
     ("v2", "bwd"): (_whole_keys(), _one_step(), *_LIMITS),

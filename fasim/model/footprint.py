@@ -41,7 +41,7 @@ MANY_SCORES, SCORES_PER_LOAD = 128, 2
 WANTED_BASE, WANTED_PER_ACCUMULATOR = 62, 1.17
 # Split keys: limits of packed rows, this warp's place in a tile; fp32 spills a few addresses with
 # fewer than the second number.
-SPLIT_REGISTERS = {"fp32": 24, "fp16": 8, "bf16": 8, "e4m3": 8}
+SPLIT_REGISTERS = {"fp32": 40, "fp16": 8, "bf16": 8, "e4m3": 8}
 # The same for a backward kernel, which keeps LSE and D of its rows too.
 BACKWARD_REGISTERS = 48
 # V3: what FA3's published tiles leave between their accumulators and the register cap.

@@ -15,7 +15,7 @@ from fasim.plan import Plan
 from fasim.problem import Problem
 from fasim.render import render
 
-SAMPLE, SEED = 200, 2026
+SAMPLE, SPLIT_SAMPLE, SEED = 200, 60, 2026
 MOST_MEAN_EXCESS = 16  # registers promised above those used
 
 GPUS = ("a100-80gb", "a10", "3090", "4090", "l40s", "h100", "h200", "5090")
@@ -32,7 +32,7 @@ class Built:
         return self.plan.registers - self.binary.resources.registers
 
 
-def draw(rng: random.Random) -> Plan | None:
+def draw(rng: random.Random, algos: tuple[str, ...]) -> Plan | None:
     """One legal tile of one random problem, any of them as likely."""
     head_dim = rng.choice(HEAD_DIMS)
     problem = Problem(
@@ -41,18 +41,19 @@ def draw(rng: random.Random) -> Plan | None:
         head_dim_v=head_dim if rng.random() < 0.8 else rng.choice(HEAD_DIMS),
         causal=rng.random() < 0.5,
     )
-    device, algo = gpu.load(rng.choice(GPUS)), rng.choice(("v1", "v2"))
+    device, algo = gpu.load(rng.choice(GPUS)), rng.choice(algos)
     tiles = planner.candidates(problem, device, algo, "fwd")
     case = legality.Case.of(problem, device, algo, "fwd", tiles)
     legal = np.flatnonzero(legality.legal(case))
     if not len(legal):
         return None
-    return planner.plan(problem, device, algo, tile=tiles.tile(int(rng.choice(list(legal))))).plan
+    tile = tiles.tile(int(rng.choice(list(legal))))
+    return planner.plan(problem, device, algo.removesuffix("_split"), tile=tile).plan
 
 
-def sample(count: int, seed: int) -> list[Plan]:
+def sample(count: int, seed: int, *algos: str) -> list[Plan]:
     rng = random.Random(seed)
-    drawn = iter(lambda: draw(rng), object())
+    drawn = iter(lambda: draw(rng, algos or ("v1", "v2")), object())
     return list(islice((plan for plan in drawn if plan), count))
 
 
@@ -73,5 +74,16 @@ def broken_promise(built: Built) -> str:
 def test_accepted_plans_compile_as_promised() -> None:
     with ThreadPoolExecutor(2) as pool:
         built = list(pool.map(build, sample(SAMPLE, SEED)))
+    assert not list(filter(None, map(broken_promise, built)))
+    assert np.mean([each.excess for each in built]) <= MOST_MEAN_EXCESS
+
+
+@pytest.mark.nvcc
+@pytest.mark.slow
+def test_accepted_plans_of_split_keys_compile_as_promised() -> None:
+    plans = sample(SPLIT_SAMPLE, SEED, "v2_split")
+    assert all(plan.kernel.splits for plan in plans)
+    with ThreadPoolExecutor(2) as pool:
+        built = list(pool.map(build, plans))
     assert not list(filter(None, map(broken_promise, built)))
     assert np.mean([each.excess for each in built]) <= MOST_MEAN_EXCESS
