@@ -89,3 +89,13 @@ def test_parts_of_huge_scores_keep_their_weights() -> None:
     arrays["v"] = values.astype(arrays["v"].dtype)
     got = one.run(arrays, splits=2)["o"].astype(np.float64)
     np.testing.assert_allclose(got, 6.0, rtol=0.01)
+
+
+def test_workers_that_come_too_late_for_a_block_do_no_harm() -> None:
+    """Two kernels of different size in a launch, more workers than cores: some find no block left,
+    and are made ready for the next kernel all the same."""
+    one = Trial(
+        kernel_of("fp16 full"), EmulatorRunner(workers=16), parse_replay("heads=16 seq_kv=1")[1]
+    )
+    for _ in range(20):
+        assert one.run(one.arrays, splits=1)["lse"].shape == (1, 16, 1)
