@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from fasim.errors import FasimError, MissingToolError
+from fasim.inputs import option_arrays
 from fasim.plan import Launch
 from fasim.problem import Problem
 from fasim.reference import DTYPES
@@ -200,12 +201,13 @@ def predicted_s(kernel: Kernel, problem: Problem) -> float | None:
 
 
 def random_inputs(launch: Launch) -> dict[str, Any]:
-    """Unit-normal arrays."""
-    draw = np.random.default_rng(0)
+    """Unit-normal arrays; ALiBi's usual slopes, packed sequences of one length."""
+    draw, options = np.random.default_rng(0), option_arrays(launch)
     return {
         name: draw.standard_normal(shape, np.float32).astype(DTYPES[dtype])
         for name, (shape, dtype) in launch.inputs.items()
-    }
+        if name not in options
+    } | options
 
 
 # ---- Where it was measured ----------------------------------------------------------------------

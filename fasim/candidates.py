@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from fasim.errors import UsageError
 from fasim.gpu import Gpu
 from fasim.legality import CONSUMER_REGISTERS, ROWS_PER_WARP, WARPGROUP
+from fasim.model.footprint import option_registers
 from fasim.model.tiles import Tiles, ceil_div
 from fasim.plan import Tile
 from fasim.problem import DTYPE_BYTES, Problem
@@ -63,15 +64,17 @@ def _split_candidates() -> Tiles:
 
 def _v1_candidates(problem: Problem, gpu: Gpu) -> Tiles:
     """Larger blocks than V2's, scored in steps; the paper's own block is among them."""
-    return _v1_grid(rounded_paper_tile(problem, gpu).block_kv, problem.dtype == "fp32")
+    paper_keys = rounded_paper_tile(problem, gpu).block_kv
+    return _v1_grid(paper_keys, problem.dtype == "fp32", bool(option_registers(problem)))
 
 
 @functools.cache
-def _v1_grid(paper_keys: int, fp32: bool) -> Tiles:
+def _v1_grid(paper_keys: int, fp32: bool, options: bool) -> Tiles:
     """A single warp would spill over O and its merge. fp32 also tries blocks of 32 keys, the only
-    ones that fit a small shared memory at large head dimensions."""
+    ones that fit a small shared memory at large head dimensions; kernels with options steps of 16
+    keys, the only ones that leave them registers there."""
     pairs = [(n, s) for n in sorted({*V1_KEYS, paper_keys}) for s in V1_STEPS if n % s == 0 < n - s]
-    pairs += [(32, 16)] * fp32
+    pairs += [(32, 16)] * fp32 + [(64, 16), (128, 16)] * options
     return Tiles.of(
         [
             Tile(block_q=rows * warps, block_kv=n, warps=warps, step_kv=step)

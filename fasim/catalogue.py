@@ -14,7 +14,10 @@ from fasim.problem import Problem
 from fasim.render import render
 
 # (algorithm, GPU, problem): each algorithm, type and mask, on the GPUs people have, at head
-# dimensions that fill a swizzle, half fill it, or fit nothing.
+# dimensions that fill a swizzle, half fill it, or fit nothing; then each option once.
+_GEMMA = Problem(
+    heads=16, kv_heads=8, seq=8192, head_dim=256, dtype="bf16", window=(4095, 0), softcap=50.0
+)
 _CHOSEN = (
     ("v1", "a100-80gb", Problem(batch=64, seq=1024, head_dim=64)),
     ("v1", "a100-80gb", Problem(heads=32, kv_heads=8, seq=8192, dtype="bf16", causal=True)),
@@ -29,6 +32,11 @@ _CHOSEN = (
     ("v2", "h200", Problem(heads=64, kv_heads=8, seq=1, seq_kv=32768, dtype="bf16")),
     ("v2", "4090", Problem(heads=32, seq=4096, head_dim=128, causal=True)),
     ("v2", "5090", Problem(heads=32, seq=4096, head_dim=96, head_dim_v=64, dtype="bf16")),
+    ("v1", "a100-80gb", Problem(seq=4096, head_dim=64, window=(255, 255))),
+    ("v2", "h200", _GEMMA),
+    ("v2", "a100-80gb", Problem(seq=4096, head_dim=64, causal=True, bias="alibi")),
+    ("v2", "h200", Problem(seq=2048, head_dim=64, dtype="bf16", bias="dense")),
+    ("v2", "h200", Problem(batch=16, heads=32, kv_heads=8, causal=True, dtype="bf16", varlen=True)),
 )
 
 _HINT = "write them again with `fasim gen --all`"

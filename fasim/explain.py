@@ -393,6 +393,8 @@ def _special_registers(case: _Case) -> Iterator[Part]:
     yield Part("fp32 fragments", "", footprint.FP32_REGISTERS * fp32)
     how = f"{many} / {footprint.SCORES_PER_LOAD}"
     yield Part("loads of many scores", how, many // footprint.SCORES_PER_LOAD)
+    for name, kept in footprint.option_registers(problem).items():
+        yield Part(name, "", kept)
     ring = footprint.RING_REGISTERS * (tile.stages > 1)
     yield Part("places in the ring", f"{tile.stages} stages", ring)
 
@@ -411,8 +413,9 @@ def _v1_fwd_registers(case: _Case) -> Iterator[Part]:
     how, taken = _v1_taken(case)
     if more := max(taken - round(sum(part.value for part in parts)), 0):
         yield Part("merging O", f"V1 takes {how} in all", more)
-    if beyond := max(case.accumulators - footprint.V1_MOST, 0):
-        how = f"{case.accumulators} - {footprint.V1_MOST}"
+    most = footprint.v1_most(case.problem)
+    if beyond := max(case.accumulators - most, 0):
+        how = f"{case.accumulators} - {most}"
         yield Part("accumulators past all room", how, beyond)
 
 
@@ -420,8 +423,9 @@ def _v1_taken(case: _Case) -> tuple[str, int]:
     most, each = footprint.MOST_REGISTERS, footprint.V1_PER_ACCUMULATOR[case.problem.dtype]
     if case.accumulators >= footprint.V1_SMALL:
         return f"all {most}", most
-    taken = min(int(round_up(int(footprint.V1_BASE + each * case.accumulators), 8)), most)
-    return f"{footprint.V1_BASE} + {each} x {case.accumulators}, or {taken},", taken
+    base = footprint.v1_base(case.problem)
+    taken = min(int(round_up(int(base + each * case.accumulators), 8)), most)
+    return f"{base} + {each} x {case.accumulators}, or {taken},", taken
 
 
 def _v3_fwd_registers(case: _Case) -> Iterator[Part]:

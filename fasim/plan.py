@@ -26,19 +26,21 @@ POINTERS = {  # by algorithm and pass; every kernel of a file takes the same par
     ("v2_split", "fwd"): ("q", "k", "v", "o", "lse", "o_part", "m_part", "l_part"),
 }
 SIZES = ("heads", "kv_heads", "seq_q", "seq_kv")
+PACKED_SIZES = ("heads", "kv_heads", "longest_q", "total_q")
 STRIDED = ("q", "k", "v", "o")
+OPTION_INPUTS = ("slopes", "bias", "cu_seqlens_q", "cu_seqlens_k")  # read by those with the option
 # What the templates make: a plan that asks for anything else is refused where it is read.
 MADE: dict[str, tuple[str | bool, ...]] = {
     "algo": ("v1", "v2"),
     "pass_": ("fwd",),
     "dtype": ("fp32", "fp16", "bf16"),
     "out_dtype": ("fp32", "fp16", "bf16"),
-    "mask": ("full", "causal"),
-    "softcap": (False,),
-    "bias": ("none",),
+    "mask": ("full", "causal", "window"),
+    "softcap": (False, True),
+    "bias": ("none", "alibi", "dense", "dense_fp32"),
     "pack_gqa": (False, True),
     "scales": ("none",),
-    "varlen": (False,),
+    "varlen": (False, True),
     "deterministic": (False,),
     "splits": (False, True),
 }
@@ -124,16 +126,50 @@ class KernelSpec:
         if self.head_dim_v != self.head_dim:
             dims += f"v{self.head_dim_v}"
         words = [self.algo, self.pass_, self.arch.replace("_", ""), self.dtype, dims, self.mask]
-        return "_".join([*words, *["split"] * self.splits, self.digest])
+        options = {
+            "softcap": self.softcap,
+            self.bias: self.bias != "none",
+            "varlen": self.varlen,
+            "split": self.splits,
+        }
+        words += [name.replace("_", "") for name, on in options.items() if on]
+        return "_".join([*words, self.digest])
+
+    @property
+    def plain(self) -> bool:
+        """Full or causal attention without any other option."""
+        options = self.mask == "window" or self.softcap or self.bias != "none" or self.varlen
+        return not options
+
+    @property
+    def bias_dtype(self) -> str:
+        """Of a dense bias: that of the inputs or fp32; "" without one."""
+        return {"dense": self.dtype, "dense_fp32": "fp32"}.get(self.bias, "")
+
+    @property
+    def option_inputs(self) -> tuple[str, ...]:
+        """Arrays that only a kernel with the option reads."""
+        bias = {"none": (), "alibi": ("slopes",)}.get(self.bias, ("bias",))
+        return bias + (("cu_seqlens_q", "cu_seqlens_k") if self.varlen else ())
+
+    @property
+    def factors(self) -> tuple[str, ...]:
+        """What scores are multiplied by: softmax scale times log2(e), so that exp(scale s) is one
+        exp2 of one product; with a softcap scale / cap before its tanh and cap log2(e) after."""
+        return ("softcap_scale", "softcap_log2") if self.softcap else ("scale_log2",)
 
     @property
     def arguments(self) -> tuple[tuple[str, str], ...]:
-        """(name, type) in the order of the parameter list: pointers, sizes, strides, scale.
-        Types: ptr, i32, f32, and i64x3, a struct of three int64 (batch, head, seq)."""
-        pointers = [(name, "ptr") for name in POINTERS[self.variant, self.pass_]]
-        sizes = [(name, "i32") for name in (*SIZES, *["splits"] * self.splits)]
-        strides = [(f"{name}_strides", "i64x3") for name in STRIDED]
-        return (*pointers, *sizes, *strides, ("scale_log2", "f32"))
+        """(name, type) in the order of the parameter list: pointers, sizes, strides, factors,
+        window. Types: ptr, i32, f32, and i64x3, a struct of three int64 (batch, head, seq)."""
+        pointers = [(n, "ptr") for n in (*POINTERS[self.variant, self.pass_], *self.option_inputs)]
+        names = (*(PACKED_SIZES if self.varlen else SIZES), *["splits"] * self.splits)
+        sizes = [(name, "i32") for name in names]
+        strided = (*STRIDED, "bias") if self.bias_dtype else STRIDED
+        strides = [(f"{name}_strides", "i64x3") for name in strided]
+        factors = [(name, "f32") for name in self.factors]
+        windows = ("window_left", "window_right") if self.mask == "window" else ()
+        return (*pointers, *sizes, *strides, *factors, *((name, "i32") for name in windows))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -180,25 +216,31 @@ class Plan:
         self,
         problem: Problem | None = None,
         strides: Mapping[str, tuple[int, ...]] | None = None,
+        tokens: tuple[int, int] | None = None,
         splits: int = 0,
     ) -> Launch:
         """The launch of this kernel on ``problem`` (default: the planned one).
 
         ``strides`` gives (batch, head, seq) strides in elements of q, k, v or o where they are not
-        those of a contiguous (batch, heads, seq, head_dim) array. ``splits`` is for kernels that
-        split keys: parts to divide them into, 0 for as many as serve the GPU best.
+        those of a contiguous (batch, heads, seq, head_dim) array. A varlen kernel runs ``batch``
+        sequences of at most seq queries and seq_kv keys; ``tokens`` says how many there are of each
+        in all (default: every sequence has the most), and arrays are (tokens, heads, head_dim).
+        ``splits`` is for kernels that split keys: parts to divide them into, 0 for as many as serve
+        the GPU best.
         Raises UsageError if the kernel was not built for this problem.
         """
         problem = problem or self.problem
         self._check_serves(problem)
         splits = (splits or self._splits(problem)) if self.kernel.splits else 1
-        scalars = self._scalars(problem, strides or {})
+        tokens = tokens or (problem.batch * problem.seq, problem.batch * problem.seq_kv)
+        shapes = packed_shapes(problem, tokens) if self.kernel.varlen else tensor_shapes(problem)
+        steps = {**_strides(shapes), **(strides or {})}
         return Launch(
             stages=self._stages(problem, splits),
-            scalars=scalars | {"splits": splits} if self.kernel.splits else scalars,
-            inputs=self._inputs(problem),
-            outputs=self._outputs(problem),
-            workspaces=self._workspaces(problem, splits),
+            scalars=self._scalars(problem, steps, tokens, splits),
+            inputs=self._inputs(problem, shapes),
+            outputs=self._outputs(shapes),
+            workspaces=self._workspaces(shapes, splits),
         )
 
     def _stages(self, problem: Problem, splits: int) -> tuple[Stage, ...]:
@@ -220,6 +262,8 @@ class Plan:
     def _check_serves(self, problem: Problem) -> None:
         wanted = {name: getattr(problem, name) for name in _COMPILED_IN}
         wanted["softcap"] = problem.softcap > 0
+        if self.kernel.mask == "window":
+            del wanted["mask"]  # open on both sides it is none, open on the left a causal one
         for name, asked in wanted.items():
             built = getattr(self.kernel, name)
             if asked != built:
@@ -246,37 +290,47 @@ class Plan:
         return problem.batch * problem.heads * per_head
 
     def _scalars(
-        self, problem: Problem, strides: Mapping[str, tuple[int, ...]]
+        self,
+        problem: Problem,
+        strides: Mapping[str, tuple[int, ...]],
+        tokens: tuple[int, int],
+        splits: int,
     ) -> dict[str, Scalar]:
-        sizes = (problem.heads, problem.kv_heads, problem.seq, problem.seq_kv)
-        steps = {
-            f"{name}_strides": tuple(strides.get(name, contiguous_strides(shape)[:3]))
-            for name, shape in tensor_shapes(problem).items()
+        p = problem
+        values: dict[str, Scalar] = {
+            **dict(zip(SIZES, (p.heads, p.kv_heads, p.seq, p.seq_kv), strict=True)),
+            **{"longest_q": p.seq, "total_q": tokens[0], "splits": splits},
+            "bias_strides": contiguous_strides((p.batch, p.heads, p.seq, p.seq_kv))[:3],
+            **{f"{name}_strides": tuple(steps) for name, steps in strides.items()},
+            **_factors(problem),
+            **_window(problem),
         }
-        return {**dict(zip(SIZES, sizes, strict=True)), **steps, **self._factors(problem)}
+        kinds = self.kernel.arguments
+        return {name: values[name] for name, kind in kinds if kind != "ptr"}
 
-    def _factors(self, problem: Problem) -> dict[str, Scalar]:
-        """Softmax scale times log2(e): exp(scale * s) is one exp2 of one product."""
-        return {"scale_log2": problem.scale * math.log2(math.e)}
+    def _inputs(self, problem: Problem, shapes: Mapping[str, tuple[int, ...]]) -> Arrays:
+        p, kernel = problem, self.kernel
+        options: dict[str, tuple[tuple[int, ...], str]] = {
+            "slopes": ((p.heads,), "fp32"),
+            "bias": ((p.batch, p.heads, p.seq, p.seq_kv), kernel.bias_dtype),
+            **dict.fromkeys(("cu_seqlens_q", "cu_seqlens_k"), ((p.batch + 1,), "int32")),
+        }
+        tensors = {name: (shapes[name], kernel.dtype) for name in ("q", "k", "v")}
+        return tensors | {name: options[name] for name in kernel.option_inputs}
 
-    def _inputs(self, problem: Problem) -> Arrays:
-        shapes = tensor_shapes(problem)
-        return {name: (shapes[name], self.kernel.dtype) for name in ("q", "k", "v")}
+    def _outputs(self, shapes: Mapping[str, tuple[int, ...]]) -> Arrays:
+        return {"o": (shapes["o"], self.kernel.out_dtype), "lse": (_rows(shapes["o"]), "fp32")}
 
-    def _outputs(self, problem: Problem) -> Arrays:
-        shape = tensor_shapes(problem)["o"]
-        return {"o": (shape, self.kernel.out_dtype), "lse": (shape[:3], "fp32")}
-
-    def _workspaces(self, problem: Problem, splits: int) -> Arrays:
+    def _workspaces(self, shapes: Mapping[str, tuple[int, ...]], splits: int) -> Arrays:
         """V1 keeps O, m and l in HBM between its steps over K and V; splits leave theirs there."""
-        shape = tensor_shapes(problem)["o"]
+        rows, columns = _rows(shapes["o"]), self.kernel.head_dim_v
         if self.kernel.splits:
-            parts = (*shape[:3], splits)
-            o_part = ((*parts, problem.head_dim_v), "fp32")
+            parts = (*rows, splits)
+            o_part = ((*parts, columns), "fp32")
             return {"o_part": o_part, "m_part": (parts, "fp32"), "l_part": (parts, "fp32")}
         if self.kernel.algo != "v1":
             return {}
-        return {"o_acc": (shape, "fp32"), "m": (shape[:3], "fp32"), "l": (shape[:3], "fp32")}
+        return {"o_acc": ((*rows, columns), "fp32"), "m": (rows, "fp32"), "l": (rows, "fp32")}
 
     def to_json(self) -> dict[str, Any]:
         kernel = asdict(self.kernel)
@@ -331,12 +385,16 @@ class Plan:
         for name, made in MADE.items():
             if (value := getattr(kernel, name)) not in made:
                 yield f"no template makes a kernel with {name.rstrip('_')} {value!r}"
+        if kernel.varlen and kernel.bias_dtype:
+            yield "no template makes a kernel with varlen and a dense bias"
         if not re.fullmatch(r"sm_\d+[af]?", kernel.arch):
             yield f"arch {kernel.arch!r} is not of the form sm_80"
         if self.smem_bytes < 1:
             yield f"smem_bytes is {self.smem_bytes}"
         if kernel.splits != kernel.pack_gqa or (kernel.splits and kernel.algo != "v2"):
             yield "only V2 splits keys, and only with the heads of a group packed"
+        if kernel.splits and not kernel.plain:
+            yield "only plain attention has split keys: no window, softcap, bias or varlen"
         if kernel.splits and self.slots < 1:
             yield f"slots is {self.slots}"
         yield from _ragged(kernel.tile, kernel.splits)
@@ -394,9 +452,55 @@ def tensor_shapes(problem: Problem) -> dict[str, tuple[int, ...]]:
     }
 
 
+def packed_shapes(problem: Problem, tokens: tuple[int, int]) -> dict[str, tuple[int, ...]]:
+    """Shapes of q, k, v and o as (tokens, heads, head_dim): sequences one after the other."""
+    total = dict(zip("qkvo", (tokens[0], tokens[1], tokens[1], tokens[0]), strict=True))
+    return {n: (total[n], shape[1], shape[3]) for n, shape in tensor_shapes(problem).items()}
+
+
+def kernel_strides(steps: tuple[int, ...]) -> tuple[int, ...]:
+    """(batch, head, seq) as a kernel takes them, from the strides of a (batch, heads, seq, dim)
+    array or of a packed (tokens, heads, dim) one."""
+    return (0, steps[1], steps[0]) if len(steps) == 3 else tuple(steps[:3])
+
+
+def _strides(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
+    return {name: kernel_strides(contiguous_strides(shape)) for name, shape in shapes.items()}
+
+
+def _rows(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Shape of what o has one number a row of: head by head, packed or not."""
+    return (shape[1], shape[0]) if len(shape) == 3 else shape[:3]
+
+
+def _factors(problem: Problem) -> dict[str, Scalar]:
+    """Values of KernelSpec.factors."""
+    cap, log2e = problem.softcap or math.inf, math.log2(math.e)
+    return {
+        "scale_log2": problem.scale * log2e,
+        "softcap_scale": problem.scale / cap,
+        "softcap_log2": cap * log2e,
+    }
+
+
+def _window(problem: Problem) -> dict[str, Scalar]:
+    """Keys left and right of the aligned one; an open side is as wide as it can matter."""
+    left, right = problem.reach
+    return {
+        "window_left": min(left, problem.seq_kv) if left >= 0 else problem.seq_kv,
+        "window_right": min(right, problem.seq) if right >= 0 else problem.seq,
+    }
+
+
 def contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
     """Strides in elements of a row-major array."""
     return tuple(math.prod(shape[axis + 1 :]) for axis in range(len(shape)))
+
+
+def alignment(name: str, shape: tuple[int, ...], dtype: str) -> int:
+    """Bytes to which the rows of an input must be aligned: those of the widest copy, if it is
+    copied at all, else an element's."""
+    return DTYPE_BYTES.get(dtype, 4) if name in OPTION_INPUTS else copy_bytes(shape[-1], dtype)
 
 
 def copy_bytes(head_dim: int, dtype: str) -> int:

@@ -68,10 +68,7 @@ def missing(problem: Problem, gpu: Gpu, algo: str, pass_: str) -> str:
         (pass_ != "fwd", f"the {algo} backward kernel is planned, not generated yet"),
         (problem.dtype == "e4m3", "e4m3 kernels are planned, not generated yet"),
         (gpu.compute_capability < MIN_CAPABILITY, _too_old(gpu, capability)),
-        (problem.mask == "window", "window masks are planned, not generated yet"),
-        (problem.softcap > 0, "softcap is planned, not generated yet"),
-        (problem.bias != "none", f"{problem.bias} bias is planned, not generated yet"),
-        (problem.varlen, "varlen is planned, not generated yet"),
+        (problem.varlen and problem.dense, "a dense bias of packed sequences has no layout yet"),
     )
     return next((reason for applies, reason in rules if applies), "")
 
@@ -265,20 +262,22 @@ def _base(problem: Problem, gpu: Gpu, algo: str, pass_: str, reserve: int) -> En
         useful_flops=flops.useful(problem, pass_),
         generable=not gap,
         reason=gap,
-        assumed=(*rates(gpu, algo, problem).assumed, *_uncharged(problem)),
+        assumed=(*rates(gpu, algo, problem).assumed, *_uncharged(problem, pass_)),
     )
 
 
-def _uncharged(problem: Problem) -> Iterable[str]:
+def _uncharged(problem: Problem, pass_: str) -> Iterable[str]:
     """What the problem asks for and time, traffic and memory leave out, a sentence each."""
+    backward = pass_ != "fwd"
     asked = {
-        "softcap": problem.softcap > 0,
-        "dense bias": problem.bias == "dense",
-        "ALiBi": problem.bias == "alibi",
-        "varlen": problem.varlen,
+        "softcap": problem.softcap > 0 and backward,
+        "dense bias": problem.dense and backward,
+        "ALiBi": problem.bias == "alibi" and backward,
     }
     for name in (name for name, wanted in asked.items() if wanted):
-        yield f"{name} is not charged: time, traffic and memory are those without it"
+        yield f"{name} is charged forward only: backward is that without it"
+    if problem.varlen:
+        yield "varlen: every sequence is charged as the longest"
 
 
 def _entries(ranking: _Ranking, base: Entry, chosen: Sequence[int]) -> list[Entry]:
@@ -337,6 +336,9 @@ def _plan(case: Case, index: int) -> Plan:
         head_dim_v=problem.head_dim_v,
         tile=case.tiles.tile(index),
         mask=problem.mask,
+        softcap=problem.softcap > 0,
+        bias=problem.bias,
+        varlen=problem.varlen,
         pack_gqa=splits,
         splits=splits,
     )

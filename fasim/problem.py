@@ -14,7 +14,7 @@ from typing import Any
 from fasim.errors import UsageError
 
 DTYPE_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2, "e4m3": 1}
-BIASES = ("none", "alibi", "dense")
+BIASES = ("none", "alibi", "dense", "dense_fp32")  # dense: in the type of the inputs
 SCALES = ("tensor", "head", "block")
 PASSES = ("fwd", "bwd", "train")
 MAX_HEAD_DIM = 256
@@ -126,6 +126,16 @@ class Problem:
     def mask(self) -> str:
         """The kind of mask a kernel is built for: full, causal or window."""
         return {(-1, -1): "full", (-1, 0): "causal"}.get(self.reach, "window")
+
+    @property
+    def dense(self) -> bool:
+        """Whether a number of its own is added to every score."""
+        return self.bias.startswith("dense")
+
+    @property
+    def bias_bytes(self) -> int:
+        """Of one element of a dense bias."""
+        return 4 if self.bias == "dense_fp32" else self.element_bytes
 
     def with_(self, **changes: Any) -> Problem:
         """A copy with some options changed; defaults that depend on them move along."""

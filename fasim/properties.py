@@ -19,14 +19,14 @@ import numpy as np
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from fasim import reference
+from fasim import inputs, reference
 from fasim.emulator import trace
 from fasim.errors import CheckFailed, FasimError, UsageError
 from fasim.model import flops, traffic
 from fasim.model.tiles import Tiles
-from fasim.plan import Plan, Tile, tensor_shapes
+from fasim.plan import Launch, Plan, Tile, tensor_shapes
 from fasim.problem import DTYPE_BYTES, Problem
-from fasim.reference import DTYPES, UNIT_ROUNDOFF
+from fasim.reference import DTYPES, UNIT_ROUNDOFF, Options
 from fasim.render import Kernel
 from fasim.runners import Counting, DeviceFault, Runner, Tracing
 
@@ -44,6 +44,11 @@ MAX_WORK = 1 << 19  # query-key pairs of one case: the reference stays quick
 LAYOUTS = ("contiguous", "padded", "tokens")
 GROUPS = (1, 2, 3, 4, 8)
 SCALES = (0.0, 1.0, 0.03125)
+SOFTCAPS = (1.0, 30.0, 50.0)
+SLOPES = ("usual", "other")  # of ALiBi
+BIASES = ("usual", "of_heads", "of_batch", "shared", "mask")  # how a dense one is shaped or filled
+BOUNDLESS = 1e7  # a softcap that no score feels
+LARGEST = {"fp32": 3.4e38, "fp16": 65504.0, "bf16": 3.38e38}
 DEPTH = 45.0  # how far "below" 0 scores lie: exp(-45) is nothing beside exp(0)
 RISE = 4.0  # by how much "rising" scores grow from one tile of keys to the next
 MMA_FLOPS = 2 * 16 * 8 * 16  # of one mma.m16n8k16
@@ -57,6 +62,10 @@ class Case:
     """One input. ``scale`` 0 is the default, 1/sqrt(head_dim); ``seed`` draws the values, and the
     schedules of a runner that has them.
 
+    ``left``, ``right``: the window, of a kernel that has one; ``softcap`` 0 is the planned one;
+    ``bias``: usual is ALiBi's slopes, or a number for every score of every head. Packed sequences
+    are ``batch`` of the same length, so that every property reads like those of an array.
+
     ``layout``: contiguous (batch, heads, seq, head_dim); padded, the same between NaN rows and
     columns; tokens, (batch, seq, heads, head_dim) between NaN rows and columns.
     """
@@ -69,30 +78,63 @@ class Case:
     values: str = "normal"
     layout: str = "contiguous"
     scale: float = 0.0
+    left: int = -1
+    right: int = -1
+    softcap: float = 0.0
+    bias: str = "usual"
     seed: int = 0
 
     def __str__(self) -> str:
-        return " ".join(f"{name}={value}" for name, value in asdict(self).items())
+        shown = {name: value for name, value in asdict(self).items() if self._said(name)}
+        return " ".join(f"{name}={value}" for name, value in shown.items())
+
+    def _said(self, name: str) -> bool:
+        """Options that most kernels do not have are named only when they are not the default."""
+        return name not in _OPTIONS or getattr(self, name) != getattr(Case, name)
 
     def problem(self, plan: Plan) -> Problem:
         sizes = ("batch", "heads", "kv_heads", "seq", "seq_kv")
         changes: dict[str, Any] = {name: getattr(self, name) for name in sizes}
         scale = self.scale or 1 / math.sqrt(plan.kernel.head_dim)
+        if plan.kernel.mask == "window":
+            changes |= {"window": (self.left, self.right), "causal": False}
+        if plan.kernel.softcap:
+            changes["softcap"] = self.softcap or plan.problem.softcap
         return plan.problem.with_(**changes, scale=scale)
 
     def arrays(self, plan: Plan) -> dict[str, Array]:
-        """q, k and v in the kernel's type, contiguous."""
+        """q, k and v in the kernel's type, contiguous; slopes or a bias broadcast to its shape."""
         problem, rng = self.problem(plan), np.random.default_rng(self.seed)
         shapes = tensor_shapes(problem)
         drawn = {name: rng.standard_normal(shapes[name]) for name in ("q", "k", "v")}
         made = VALUES[self.values](drawn, problem, plan.kernel.tile)
-        return {name: x.astype(DTYPES[plan.kernel.dtype]) for name, x in made.items()}
+        arrays = {name: x.astype(DTYPES[plan.kernel.dtype]) for name, x in made.items()}
+        if problem.bias == "alibi":
+            arrays["slopes"] = self._slopes(rng)
+        elif problem.dense:
+            arrays["bias"] = self._dense(rng, DTYPES[plan.kernel.bias_dtype])
+        return arrays
+
+    def _slopes(self, rng: np.random.Generator) -> Array:
+        other = rng.uniform(0, 0.5, self.heads).astype(np.float32)
+        return other if self.bias == "other" else inputs.alibi_slopes(self.heads)
+
+    def _dense(self, rng: np.random.Generator, dtype: Any) -> Array:
+        """Unit-normal numbers; or a mask, 0 or -inf, that also hides everything from some rows."""
+        batch = 1 if self.bias in ("of_heads", "shared") else self.batch
+        heads = 1 if self.bias in ("of_batch", "shared") else self.heads
+        x = rng.standard_normal((batch, heads, self.seq, self.seq_kv))
+        if self.bias == "mask":
+            hidden = (x > 0.5) | (rng.random((batch, heads, self.seq, 1)) < 0.25)
+            x = np.where(hidden, -np.inf, 0)
+        return np.broadcast_to(x.astype(dtype), (self.batch, self.heads, *x.shape[2:]))
 
     def rng(self) -> np.random.Generator:
         """Choices a property makes (a permutation, a cut), apart from those of the values."""
         return np.random.default_rng([self.seed, 1])
 
 
+_OPTIONS = ("left", "right", "softcap", "bias")
 Values = Callable[[dict[str, Array], Problem, Tile], dict[str, Array]]
 
 
@@ -167,7 +209,10 @@ def lay_out(x: Array, layout: str) -> Array:
 
 def cases(plan: Plan) -> st.SearchStrategy[Case]:
     """Inputs for a kernel: lengths around its tiles, small enough for a quick reference."""
-    tile = plan.kernel.tile
+    tile, kernel = plan.kernel.tile, plan.kernel
+    values = [name for name in VALUES if kernel.bias == "none" or name != "huge"]  # loses the bias
+    biases = {"none": ("usual",), "alibi": SLOPES}.get(kernel.bias, BIASES)
+    sides = _sides(tile) if kernel.mask == "window" else st.just(-1)
     return st.builds(
         _sized,
         batch=st.sampled_from((1, 2)),
@@ -175,9 +220,13 @@ def cases(plan: Plan) -> st.SearchStrategy[Case]:
         group=st.sampled_from(GROUPS),
         seq=_lengths(tile.block_q),
         seq_kv=_lengths(tile.block_kv, tile.keys_per_step),
-        values=st.sampled_from(tuple(VALUES)),
+        values=st.sampled_from(values),
         layout=st.sampled_from(LAYOUTS),
         scale=st.sampled_from(SCALES),
+        left=sides,
+        right=sides,
+        softcap=st.sampled_from(SOFTCAPS) if kernel.softcap else st.just(0.0),
+        bias=st.sampled_from(biases),
         seed=st.integers(0, 999),
     )
 
@@ -199,6 +248,12 @@ def _lengths(*tiles: int) -> st.SearchStrategy[int]:
     return st.integers(1, longest) | st.sampled_from(sorted(edges))
 
 
+def _sides(tile: Tile) -> st.SearchStrategy[int]:
+    """One side of a window: open, nothing, up to an edge of the tiles, beyond any length."""
+    edges = {n * tile.block_kv + d for n in (0, 1) for d in (-1, 0, 1)}
+    return st.sampled_from((*sorted(edges), 5, tile.block_q, 10_000)) | st.integers(0, 100)
+
+
 # ---- What is right ------------------------------------------------------------------------------
 
 
@@ -217,21 +272,39 @@ class Expected:
 
 
 def expected(arrays: Mapping[str, Array], problem: Problem, *, values: str = "normal") -> Expected:
-    """Reference and tolerances for q, k, v of a forward problem; ``values`` names how they came.
+    """Reference and tolerances of a forward problem for its arrays; ``values`` names how they came.
 
     On top of the contract stands one term for scores rounded to fp32, which grows with their size
     (Higham and Mary 2019: the rounding of a sum of d products grows as sqrt(d)). It is far below
     the rest where scores are a few units, and absent where all scores are exact.
     """
     q, k, v = (arrays[name] for name in ("q", "k", "v"))
+    options = options_of(arrays, problem)
+    plain = problem.softcap == 0 and "bias" not in options
     wide = np.concatenate([v.astype(np.float64), np.abs(v.astype(np.float64))], axis=3)
-    both = reference.attention(q, k, wide, **reference.options_of(problem))
+    both = reference.attention(q, k, wide, **options)
     o, magnitude = np.split(both.o, 2, axis=3)
-    scores = np.zeros((1, 1, 1)) if values in EXACT_SCORES else score_rounding(q, k, problem)
+    exact = values in EXACT_SCORES and plain
+    scores = np.zeros((1, 1, 1)) if exact else score_rounding(q, k, problem)
+    if "bias" in options:
+        scores = scores + bias_rounding(options["bias"])
     tolerance = _contract(arrays, o, magnitude, problem) + scores[..., None] * (magnitude + abs(o))
-    if values == "normal":
+    if values == "normal" and plain:
         tolerance[:, :, strict_rows(problem)] = STRICT_FP32
     return Expected(o, both.lse, tolerance, lse_tolerance(both.lse, scores), magnitude)
+
+
+def options_of(arrays: Mapping[str, Array], problem: Problem) -> Options:
+    """The reference's options: those of the problem, with the bias or the slopes of the arrays."""
+    options = reference.options_of(problem)
+    if "slopes" in arrays:
+        last = np.arange(problem.seq)[:, None] + problem.seq_kv - problem.seq
+        distance = np.abs(np.arange(problem.seq_kv) - last)
+        slopes = arrays["slopes"].astype(np.float64)
+        options |= {"alibi": False, "bias": -slopes[None, :, None, None] * distance}
+    elif "bias" in arrays:
+        options["bias"] = arrays["bias"]
+    return options
 
 
 def _contract(
@@ -253,7 +326,7 @@ def strict_rows(problem: Problem) -> Array:
 def _standard_error(arrays: Mapping[str, Array], o: Array, problem: Problem) -> float:
     """Largest error of standard attention in the problem's own precision."""
     q, k, v = (arrays[name] for name in ("q", "k", "v"))
-    standard = reference.standard(q, k, v, problem.dtype, **reference.options_of(problem))
+    standard = reference.standard(q, k, v, problem.dtype, **options_of(arrays, problem))
     return float(np.abs(standard.o.astype(np.float64) - o).max(initial=0.0))
 
 
@@ -267,10 +340,25 @@ def yardstick(dtype: str, standard_error: float, largest: float) -> float:
 
 def score_rounding(q: Array, k: Array, problem: Problem) -> Array:
     """Relative error of exp(score) from fp32 scores, per row (batch, heads, seq)."""
+    size = score_size(q, k, problem)
+    if problem.softcap:
+        size = np.minimum(size, problem.softcap)  # beyond, tanh swallows the error
+    rounding: Array = UNIT_ROUNDOFF["fp32"] * (2 + math.sqrt(problem.head_dim)) * (1 + size)
+    return rounding
+
+
+def score_size(q: Array, k: Array, problem: Problem) -> Array:
+    """A bound on the scaled scores of every row (batch, heads, seq)."""
     norm_q, norm_k = (np.linalg.norm(x.astype(np.float64), axis=3) for x in (q, k))
     longest = np.repeat(norm_k.max(axis=2, initial=0.0), problem.group, axis=1)
-    size = problem.scale * norm_q * longest[:, :, None]
-    rounding: Array = UNIT_ROUNDOFF["fp32"] * (2 + math.sqrt(problem.head_dim)) * (1 + size)
+    size: Array = problem.scale * norm_q * longest[:, :, None]
+    return size
+
+
+def bias_rounding(bias: Array) -> Array:
+    """Relative error of exp(score) from a bias added in fp32, per row (batch, heads, seq)."""
+    size = np.where(np.isfinite(bias), np.abs(bias), 0).astype(np.float64)
+    rounding: Array = 3 * UNIT_ROUNDOFF["fp32"] * size.max(axis=3, initial=0.0)
     return rounding
 
 
@@ -282,10 +370,14 @@ def lse_tolerance(lse: Array, scores: Array) -> Array:
 
 
 def visible_keys(problem: Problem) -> Array:
-    """Keys each query row sees under a full or causal mask."""
-    rows = np.arange(problem.seq)
-    seen = rows + 1 + problem.seq_kv - problem.seq if problem.causal else rows * 0 + problem.seq_kv
-    return np.clip(seen, 0, problem.seq_kv)
+    """Keys that the mask leaves to each query row."""
+    aligned = np.arange(problem.seq) + problem.seq_kv - problem.seq
+    left, right = problem.reach
+    first = aligned - left if left >= 0 else 0 * aligned
+    last = aligned + right if right >= 0 else 0 * aligned + problem.seq_kv - 1
+    ends = np.clip([first, last + 1], 0, problem.seq_kv)
+    seen: Array = np.maximum(ends[1] - ends[0], 0)
+    return seen
 
 
 class Mismatch(CheckFailed):
@@ -373,7 +465,7 @@ class Trial:
     @cached_property
     def first_run(self) -> tuple[Outputs, Execution | None]:
         """Outputs of the case as drawn, layout included, and what it took where that is counted."""
-        outputs = self.run({n: lay_out(x, self.case.layout) for n, x in self.arrays.items()})
+        outputs = self.run(self.arrays, self.case.layout)
         return outputs, self.runner.last if isinstance(self.runner, Counting) else None
 
     @property
@@ -386,16 +478,68 @@ class Trial:
         assert executed is not None, "properties that count skip the runners that do not"
         return executed
 
-    def run(self, arrays: Mapping[str, Array], *, splits: int = 0, **changes: int) -> Outputs:
-        """Outputs for other arrays, of the case's problem with ``changes`` (seq, seq_kv)."""
-        problem = self.problem.with_(scale=self.problem.scale, **changes)
-        strides = {name: _steps(x) for name, x in arrays.items()}
-        launch = self.kernel.plan.launch_for(problem, strides, splits)
-        return self.runner.run(self.kernel, arrays, launch)
+    def prepared(
+        self, arrays: Mapping[str, Array], layout: str, problem: Problem, splits: int = 0
+    ) -> tuple[dict[str, Array], Launch]:
+        """What a runner takes; a kernel of packed sequences gets as many of one length."""
+        plan = self.kernel.plan
+        if not plan.kernel.varlen:
+            return placed(arrays, layout), plan.launch_for(problem, splits=splits)
+        packed = {name: pack(x) if x.ndim == 4 else x for name, x in arrays.items()}
+        lengths = {"cu_seqlens_q": problem.seq, "cu_seqlens_k": problem.seq_kv}
+        ends = {n: inputs.cu_seqlens([length] * problem.batch) for n, length in lengths.items()}
+        return {**placed(packed, layout), **ends}, plan.launch_for(problem)
+
+    def changed(self, **changes: Any) -> Problem:
+        """The case's problem with some options changed, its scale kept."""
+        return self.problem.with_(scale=self.problem.scale, **changes)
+
+    def run(
+        self,
+        arrays: Mapping[str, Array],
+        layout: str = "contiguous",
+        *,
+        splits: int = 0,
+        **changes: Any,
+    ) -> Outputs:
+        """Outputs for other arrays, of the case's problem with ``changes`` (seq, seq_kv, …), its
+        keys in ``splits`` parts or, 0, in as many as serve the GPU best."""
+        problem = self.changed(**changes)
+        outputs = self.runner.run(self.kernel, *self.prepared(arrays, layout, problem, splits))
+        return unpack(outputs, problem) if self.kernel.plan.kernel.varlen else outputs
+
+    def run_packed(
+        self, arrays: Mapping[str, Array], layout: str = "contiguous", **changes: Any
+    ) -> Outputs:
+        """Outputs for packed arrays: q, k, v (tokens, heads, head_dim) and where they part."""
+        tokens = (len(arrays["q"]), len(arrays["k"]))
+        launch = self.kernel.plan.launch_for(self.changed(**changes), tokens=tokens)
+        return self.runner.run(self.kernel, placed(arrays, layout), launch)
 
 
-def _steps(x: Array) -> tuple[int, ...]:
-    return tuple(step // x.itemsize for step in x.strides[:3])
+def unpack(outputs: Outputs, problem: Problem) -> Outputs:
+    """Results of equally long packed sequences in the shapes of those that are not packed."""
+    rows = (problem.batch, problem.seq, problem.heads)
+    o = outputs["o"].reshape(*rows, problem.head_dim_v).transpose(0, 2, 1, 3)
+    lse = outputs["lse"].reshape(rows[2], *rows[:2]).transpose(1, 0, 2)
+    return {"o": o, "lse": lse}
+
+
+def pack(x: Array) -> Array:
+    """(batch, heads, seq, dim) as packed sequences (tokens, heads, dim)."""
+    return np.ascontiguousarray(x.transpose(0, 2, 1, 3)).reshape(-1, x.shape[1], x.shape[3])
+
+
+def placed(arrays: Mapping[str, Array], layout: str) -> dict[str, Array]:
+    """Arrays of a launch in memory as a case's layout says; a vector stays where it is."""
+    return {name: _placed(x, layout) for name, x in arrays.items()}
+
+
+def _placed(x: Array, layout: str) -> Array:
+    if x.ndim == 3:  # packed: heads outside as in an array of one sequence, or tokens
+        whole: Array = lay_out(x.transpose(1, 0, 2)[None], layout)
+        return np.transpose(whole[0], (1, 0, 2))
+    return lay_out(x, layout) if x.ndim == 4 else x
 
 
 def outputs_are_fully_written(trial: Trial) -> float:
@@ -410,9 +554,8 @@ def outputs_are_fully_written(trial: Trial) -> float:
 
 def repeated_runs_are_identical(trial: Trial) -> float:
     """Three runs on the same input agree bit for bit."""
-    arrays = {n: lay_out(x, trial.case.layout) for n, x in trial.arrays.items()}
     for _ in range(2):
-        for name, x in trial.run(arrays).items():
+        for name, x in trial.run(trial.arrays, trial.case.layout).items():
             _same_bits(name, x, trial.outputs[name], "a second run gave other bits")
     return 0.0
 
@@ -430,7 +573,7 @@ def poisoned_padding_never_leaks(trial: Trial) -> float:
     """Arrays amid NaN give the bits that compact copies give."""
     compact = trial.run(trial.arrays)
     for layout in LAYOUTS[1:]:
-        got = trial.run({name: lay_out(x, layout) for name, x in trial.arrays.items()})
+        got = trial.run(trial.arrays, layout)
         for name, x in got.items():
             _same_bits(name, x, compact[name], f"NaN around the {layout} arrays changed a result")
     return 0.0
@@ -439,7 +582,8 @@ def poisoned_padding_never_leaks(trial: Trial) -> float:
 def nan_stays_in_its_row(trial: Trial) -> float:
     """A NaN reaches every result that sees it, and leaves the bits of all others alone."""
     names = [n for n in ("q", "k", "v") if trial.arrays[n].size]
-    if trial.problem.causal and "v" in names:
+    hides = trial.problem.mask != "full" or "bias" in trial.arrays
+    if hides and "v" in names:
         names.remove("v")  # a hidden value still meets its weight, 0
     if not names:
         raise Unsuitable
@@ -447,7 +591,8 @@ def nan_stays_in_its_row(trial: Trial) -> float:
     hit = arrays[names[rng.integers(len(names))]]
     hit[tuple(rng.integers(hit.shape))] = np.nan
     clean, got = trial.run(trial.arrays), trial.run(arrays)
-    want = reference.attention(*arrays.values(), **reference.options_of(trial.problem))
+    qkv = (arrays[name] for name in ("q", "k", "v"))
+    want = reference.attention(*qkv, **options_of(arrays, trial.problem))
     for name, ref in (("o", want.o), ("lse", want.lse)):
         lost = np.argwhere(np.isnan(ref) & ~np.isnan(got[name].astype(np.float64)))
         if len(lost):
@@ -458,6 +603,22 @@ def nan_stays_in_its_row(trial: Trial) -> float:
     return 0.0
 
 
+def other_queries_change_nothing(trial: Trial) -> float:
+    """A query grown sixteenfold leaves the bits of all other rows alone."""
+    q = trial.arrays["q"]
+    if trial.problem.seq < 2:
+        raise Unsuitable
+    hit = int(trial.case.rng().integers(trial.problem.seq))
+    grown, most = q.astype(np.float64), LARGEST[trial.problem.dtype]
+    grown[:, :, hit] = np.clip(16 * grown[:, :, hit], -most, most)
+    clean, got = trial.run(trial.arrays), trial.run({**trial.arrays, "q": grown.astype(q.dtype)})
+    for name, x in got.items():
+        others = np.arange(trial.problem.seq) != hit
+        others = np.broadcast_to(others[:, None] if x.ndim == 4 else others, x.shape)
+        _same_bits(name, x, clean[name], "another query changed this row", others)
+    return 0.0
+
+
 def permuting_keys_changes_nothing(trial: Trial) -> float:
     """Keys and values in another order give the same result, up to rounding."""
     if trial.problem.seq_kv < 2:
@@ -465,7 +626,7 @@ def permuting_keys_changes_nothing(trial: Trial) -> float:
     order = trial.case.rng().permutation(trial.problem.seq_kv)
     arrays = trial.arrays
     shuffled = {name: arrays[name][:, :, order] for name in ("k", "v")}
-    got = trial.run({"q": arrays["q"], **shuffled})
+    got = trial.run({**arrays, **shuffled})
     return _agree(trial, got, trial.outputs)
 
 
@@ -499,8 +660,9 @@ def later_keys_change_nothing(trial: Trial) -> float:
         raise Unsuitable
     rows = int(trial.case.rng().integers(1, seq))
     keys = max(0, seq_kv - seq + rows)
-    arrays = {name: x[:, :, : rows if name == "q" else keys] for name, x in trial.arrays.items()}
-    got = trial.run(arrays, seq=rows, seq_kv=keys)
+    lengths = {"q": rows, "k": keys, "v": keys}
+    fewer = {name: trial.arrays[name][:, :, :n] for name, n in lengths.items()}
+    got = trial.run({**trial.arrays, **fewer}, seq=rows, seq_kv=keys)
     return _agree(trial, got, {name: x[:, :, :rows] for name, x in trial.outputs.items()}, rows)
 
 
@@ -511,6 +673,102 @@ def the_number_of_splits_changes_nothing(trial: Trial) -> float:
     for splits in (1, max(tiles, 1), tiles + 2, int(trial.case.rng().integers(33, 100))):
         worst = max(worst, _agree(trial, trial.run(trial.arrays, splits=splits), trial.outputs))
     return worst
+
+
+def an_endless_window_is_none(trial: Trial) -> float:
+    """A window beyond both lengths gives the bits of one that is open, and those are right."""
+    wide = trial.problem.seq + trial.problem.seq_kv
+    opened = trial.run(trial.arrays, window=(-1, -1))
+    for name, x in trial.run(trial.arrays, window=(wide, wide)).items():
+        _same_bits(name, x, opened[name], "a window beyond every key is not an open one")
+    return _right(trial, opened, trial.arrays, window=(-1, -1))
+
+
+def an_endless_softcap_is_none(trial: Trial) -> float:
+    """Under a softcap far above every score nothing is capped."""
+    largest = score_size(trial.arrays["q"], trial.arrays["k"], trial.problem).max(initial=0.0)
+    if largest > 100:
+        raise Unsuitable
+    got = trial.run(trial.arrays, softcap=BOUNDLESS)
+    return _right(trial, got, trial.arrays, softcap=0.0)
+
+
+def a_bias_of_zero_is_none(trial: Trial) -> float:
+    """Slopes or a bias of 0 give attention without them."""
+    name = "slopes" if "slopes" in trial.arrays else "bias"
+    arrays = {**trial.arrays, name: np.zeros_like(trial.arrays[name])}
+    plain = {name: trial.arrays[name] for name in ("q", "k", "v")}
+    return _right(trial, trial.run(arrays), plain, bias="none")
+
+
+def a_constant_on_a_row_moves_only_its_lse(trial: Trial) -> float:
+    """A bias that is one number a row changes nothing in O and adds that number to LSE."""
+    shape, seed = trial.arrays["bias"].shape, trial.case.rng()
+    shift = seed.choice([-4.0, -0.5, 1.0, 8.0], size=(*shape[:3], 1))
+    dtype = trial.arrays["bias"].dtype
+    bias = np.broadcast_to(shift.astype(dtype), shape)
+    zero = trial.run({**trial.arrays, "bias": np.zeros(shape, dtype)})
+    got = trial.run({**trial.arrays, "bias": bias})
+    want = {"o": zero["o"], "lse": zero["lse"] + shift[..., 0]}
+    limits = expected({**trial.arrays, "bias": bias}, trial.problem, values=trial.case.values)
+    return _agree(trial, got, want, limits=limits)
+
+
+def packed_sequences_are_those_one_by_one(trial: Trial) -> float:
+    """Sequences of different lengths, 0 among them, give the bits that each gives alone; NaN before
+    the first token and after the last, or in another sequence, changes nothing."""
+    problem, rng = trial.problem, trial.case.rng()
+    arrays = {name: x for name, x in trial.arrays.items() if x.ndim == 1}
+    lengths = [rng.integers(0, n + 1, problem.batch) for n in (problem.seq, problem.seq_kv)]
+    for name in ("q", "k"):
+        arrays[f"cu_seqlens_{name}"] = inputs.cu_seqlens(lengths[name == "k"]) + np.int32(1)
+    for name in ("q", "k", "v"):
+        own, full = arrays[f"cu_seqlens_{'q' if name == 'q' else 'k'}"], pack(trial.arrays[name])
+        arrays[name] = np.full((own[-1] + 1, *full.shape[1:]), np.nan, full.dtype)
+        arrays[name][own[0] : own[-1]] = full[: own[-1] - own[0]]
+    whole = trial.run_packed(arrays, trial.case.layout)
+    _same_traffic(trial, *lengths)
+    for i in range(problem.batch):
+        _same_alone(trial, arrays, i, whole)
+    return 0.0
+
+
+def _same_traffic(trial: Trial, queries: Array, keys: Array) -> None:
+    """The latest launch, if it was counted, moved of each tensor what its sequences would alone.
+    Where they part is read by the blocks past their ends too."""
+    if not isinstance(trial.runner, Counting):
+        return
+    spec, executed = trial.kernel.plan.kernel, trial.runner.last
+    for name in ("q", "k", "v", "o", "lse"):
+        want = 0
+        for seq, seq_kv in zip(queries.tolist(), keys.tolist(), strict=True):
+            alone = trial.changed(batch=1, seq=seq, seq_kv=seq_kv)
+            moved = traffic.issued(alone, spec.algo, spec.pass_, Tiles.of([spec.tile])).at(0)
+            want += moved.reads.get(name, 0) + moved.writes.get(name, 0)
+        got = executed.reads.get(name, 0) + executed.writes.get(name, 0)
+        _same_count(f"the bytes moved of {name} are not those of its sequences", name, got, want)
+
+
+def _same_alone(trial: Trial, arrays: Mapping[str, Array], i: int, whole: Outputs) -> None:
+    """Sequence ``i`` cut out and run by itself has the bits that it had among the others."""
+    q, k = (slice(*map(int, arrays[f"cu_seqlens_{name}"][i : i + 2])) for name in "qk")
+    one = {**arrays, "q": arrays["q"][q], "k": arrays["k"][k], "v": arrays["v"][k]}
+    seq, seq_kv = q.stop - q.start, k.stop - k.start
+    one |= {"cu_seqlens_q": inputs.cu_seqlens([seq]), "cu_seqlens_k": inputs.cu_seqlens([seq_kv])}
+    alone = trial.run_packed(one, batch=1, seq=seq, seq_kv=seq_kv)
+    what = f"sequence {i} is not what it is alone"
+    _same_bits("o", whole["o"][q], alone["o"], what)
+    _same_bits("lse", whole["lse"][:, q], alone["lse"], what)
+
+
+def _right(trial: Trial, got: Outputs, arrays: Mapping[str, Array], **changes: Any) -> float:
+    """Outputs against float64 on the case's problem with ``changes``."""
+    problem = trial.changed(**changes)
+    want = expected(arrays, problem, values=trial.case.values)
+    return max(
+        worst_error("o", got["o"], want.o, 2 * want.o_tolerance),
+        worst_error("lse", got["lse"], want.lse, 2 * want.lse_tolerance),
+    )
 
 
 def bytes_moved_are_bytes_predicted(trial: Trial) -> float:
@@ -568,12 +826,19 @@ def both_runners_agree(trial: Trial) -> float:
     return _agree(trial, trial.outputs, Trial(trial.kernel, trial.beside, trial.case).outputs)
 
 
-def _agree(trial: Trial, got: Outputs, want: Outputs, rows: int | None = None) -> float:
+def _agree(
+    trial: Trial,
+    got: Outputs,
+    want: Outputs,
+    rows: int | None = None,
+    limits: Expected | None = None,
+) -> float:
     """Two results of which each may be off by its tolerance."""
-    limits = {"o": trial.expected.o_tolerance, "lse": trial.expected.lse_tolerance}
+    limits = limits or trial.expected
+    each = {"o": limits.o_tolerance, "lse": limits.lse_tolerance}
     return max(
         worst_error(name, got[name], want[name].astype(np.float64), 2 * limit[:, :, :rows])
-        for name, limit in limits.items()
+        for name, limit in each.items()
     )
 
 
@@ -601,12 +866,36 @@ def _no_memory(plan: Plan, runner: Runner) -> str:
     return "the numpy runner has no memory between rows to read" if runner.name == "numpy" else ""
 
 
-def _if_causal(plan: Plan, runner: Runner) -> str:
-    return "a causal mask orders the keys" if plan.kernel.mask == "causal" else ""
+def _if_ordered(plan: Plan, runner: Runner) -> str:
+    if plan.kernel.mask != "full":
+        return f"a {plan.kernel.mask} mask orders the keys"
+    return "" if plan.kernel.bias == "none" else "a bias orders the keys"
 
 
 def _unless_causal(plan: Plan, runner: Runner) -> str:
-    return "" if plan.kernel.mask == "causal" else "every query sees every key"
+    if plan.kernel.bias_dtype:
+        return "a dense bias has a shape of its own"
+    return "" if plan.kernel.mask == "causal" else "other queries see other keys than the first"
+
+
+def _unless_window(plan: Plan, runner: Runner) -> str:
+    return "" if plan.kernel.mask == "window" else "the kernel has no window"
+
+
+def _unless_softcap(plan: Plan, runner: Runner) -> str:
+    return "" if plan.kernel.softcap else "the kernel has no softcap"
+
+
+def _unless_bias(plan: Plan, runner: Runner) -> str:
+    return "the kernel has no bias" if plan.kernel.bias == "none" else ""
+
+
+def _unless_dense(plan: Plan, runner: Runner) -> str:
+    return "" if plan.kernel.bias_dtype else "the kernel has no dense bias"
+
+
+def _unless_varlen(plan: Plan, runner: Runner) -> str:
+    return "" if plan.kernel.varlen else "the kernel takes no packed sequences"
 
 
 def _unless_split(plan: Plan, runner: Runner) -> str:
@@ -632,10 +921,16 @@ PROPERTIES = (
     Property(matches_float64),
     Property(poisoned_padding_never_leaks, _no_memory),
     Property(nan_stays_in_its_row),
-    Property(permuting_keys_changes_nothing, _if_causal),
-    Property(splitting_keys_and_merging_by_lse_gives_the_whole, _if_causal),
+    Property(other_queries_change_nothing),
+    Property(permuting_keys_changes_nothing, _if_ordered),
+    Property(splitting_keys_and_merging_by_lse_gives_the_whole, _if_ordered),
     Property(later_keys_change_nothing, _unless_causal),
     Property(the_number_of_splits_changes_nothing, _unless_split),
+    Property(an_endless_window_is_none, _unless_window),
+    Property(an_endless_softcap_is_none, _unless_softcap),
+    Property(a_bias_of_zero_is_none, _unless_bias),
+    Property(a_constant_on_a_row_moves_only_its_lse, _unless_dense),
+    Property(packed_sequences_are_those_one_by_one, _unless_varlen),
     Property(bytes_moved_are_bytes_predicted, _unless_counted),
     Property(matrix_instructions_do_the_flops_predicted, _unless_matrices),
     Property(main_loop_has_no_bank_conflicts, _unless_counted),
@@ -917,11 +1212,9 @@ def traced(kernel: Kernel, runner: Tracing, replay: str | None = None) -> dict[s
     tile = kernel.plan.kernel.tile
     small = Case(seq=2 * tile.block_q, seq_kv=2 * tile.block_kv)
     case = parse_replay(replay)[1] if replay else small
-    runner.next_seed = case.seed
-    arrays = {name: lay_out(x, case.layout) for name, x in case.arrays(kernel.plan).items()}
-    strides = {name: _steps(x) for name, x in arrays.items()}
-    launch = kernel.plan.launch_for(case.problem(kernel.plan), strides)
-    return trace.document(kernel, runner.trace(kernel, arrays, launch))
+    trial = Trial(kernel, runner, case)
+    ready = trial.prepared(trial.arrays, case.layout, trial.problem)
+    return trace.document(kernel, runner.trace(kernel, *ready))
 
 
 def parse_replay(line: str) -> tuple[Property, Case]:
@@ -936,8 +1229,10 @@ def parse_replay(line: str) -> tuple[Property, Case]:
         case = Case(**{key: kinds[key](text) for key, text in words.items()})
     except (KeyError, ValueError) as error:
         raise _no_replay(f"cannot read {error}", f"known: {', '.join(kinds)}") from error
-    if case.values not in VALUES or case.layout not in LAYOUTS or case.seed < 0:
-        raise _no_replay(f"values={case.values} layout={case.layout} seed={case.seed}", _CHOICES)
+    known_words = case.values in VALUES and case.layout in LAYOUTS and case.bias in SLOPES + BIASES
+    if not known_words or case.seed < 0:
+        said = f"values={case.values} layout={case.layout} bias={case.bias} seed={case.seed}"
+        raise _no_replay(said, _CHOICES)
     return known[name], case
 
 
@@ -969,7 +1264,32 @@ def bins(case: Case, plan: Plan) -> tuple[str, ...]:
     ]
     if case.seq and visible_keys(problem)[0] == 0:
         found.append("empty rows")
-    return tuple(found)
+    return (*found, *_option_bins(case, plan))
+
+
+def _option_bins(case: Case, plan: Plan) -> Iterator[str]:
+    """Those of the options that the kernel has."""
+    spec, tile = plan.kernel, plan.kernel.tile
+    if spec.mask == "window":
+        yield f"left {_side(case.left, case.seq_kv, tile)}"
+        yield f"right {_side(case.right, case.seq, tile)}"
+    if spec.softcap:
+        yield f"softcap {case.problem(plan).softcap:g}"
+    if spec.bias == "alibi":
+        yield f"slopes {case.bias}"
+    if spec.bias_dtype:
+        yield f"bias {case.bias}"
+        yield f"bias in {'fp32' if spec.bias_dtype == 'fp32' else 'the inputs'}"
+    if spec.varlen:
+        yield "sequences packed"
+
+
+def _side(keys: int, length: int, tile: Tile) -> str:
+    """One side of a window."""
+    if keys <= 0:
+        return "0" if keys == 0 else "open"
+    near = {n * tile.block_kv + d for n in (0, 1) for d in (-1, 0, 1)}
+    return "endless" if keys >= length else "edge" if keys in near else "other"
 
 
 def _edge(length: int, tile: int) -> str:
@@ -977,15 +1297,22 @@ def _edge(length: int, tile: int) -> str:
     return names.get(length, "other" if length % tile else "tiles")
 
 
+_SIDES = ("open", "0", "edge", "other", "endless")
 _LENGTHS = ("0", "1", "tile-1", "tile", "tile+1", "tiles", "other")
 BINS = (
-    *("algo v1", "algo v2", "dtype fp32", "dtype fp16", "dtype bf16", "mask full", "mask causal"),
+    *("algo v1", "algo v2", "dtype fp32", "dtype fp16", "dtype bf16"),
+    *("mask full", "mask causal", "mask window", "sequences packed"),
     *("rows aligned", "rows unaligned", "scale default", "scale other", "empty rows"),
     *(f"group {group}" for group in GROUPS),
     *(f"values {values}" for values in VALUES),
     *(f"layout {layout}" for layout in LAYOUTS),
     *(f"{what} {length}" for what in ("queries", "keys") for length in _LENGTHS),
     *(f"queries {sign} keys" for sign in "<=>"),
+    *(f"{side} {keys}" for side in ("left", "right") for keys in _SIDES),
+    *(f"softcap {cap:g}" for cap in SOFTCAPS),
+    *(f"slopes {slopes}" for slopes in SLOPES),
+    *(f"bias {bias}" for bias in BIASES),
+    *("bias in the inputs", "bias in fp32"),
 )
 
 

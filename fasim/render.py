@@ -182,16 +182,71 @@ def parameters(kernel: KernelSpec) -> str:
 def call(kernel: KernelSpec, before: str = "    kernel<<<grid, kThreads, kSmemBytes>>>(") -> str:
     """The arguments of a call whose variables bear the parameters' names, in a line that begins
     with ``before``."""
-    indent = len(before)
-    return _filled([name for name, _ in kernel.arguments], indent, reserve=len(");"))
+    names = [name for name, _ in kernel.arguments]
+    beside, below = (_filled(names, column, reserve=len(");")) for column in (len(before), 8))
+    below = f"\n{' ' * 8}{below}"
+    return below if below.count("\n") < beside.count("\n") else beside
 
 
 def _parameter(name: str, kind: str) -> str:
     if kind != "ptr":
         return f"const {ARGUMENT_TYPES[kind]} {name}"
-    if name in ("q", "k", "v"):
-        return f"const Element* __restrict__ {name}"
+    if name in _INPUT_TYPES:
+        return f"const {_INPUT_TYPES[name]}* __restrict__ {name}"
     return f"{'Output' if name == 'o' else 'float'}* __restrict__ {name}"
+
+
+_INPUT_TYPES = {
+    **dict.fromkeys(("q", "k", "v"), "Element"),
+    **{"slopes": "float", "bias": "Bias", "cu_seqlens_q": "int", "cu_seqlens_k": "int"},
+}
+
+
+# ---- What an option puts in place of what every other kernel has --------------------------------
+
+
+def hooked(kernel: KernelSpec) -> bool:
+    """Whether scores pass through device/score.cuh on their way from Q K^T to the mask."""
+    return kernel.softcap or kernel.bias != "none"
+
+
+def softmax_factor(kernel: KernelSpec) -> str:
+    """What turns the scores that softmax sees into units of log2."""
+    return "1.f" if hooked(kernel) else "scale_log2"
+
+
+def score_terms(kernel: KernelSpec) -> str:
+    """The initialiser of ScoreTerms."""
+    bias = ["bias", "bias_strides.seq"]
+    terms = {"none": [], "alibi": ["slopes[head] * kLog2e"]}.get(kernel.bias, bias)
+    return ", ".join([*kernel.factors, *terms])
+
+
+def score_call(kernel: KernelSpec, key: str) -> str:
+    """The arguments of finish_scores: where the scores lie matters to a bias only."""
+    places = [] if kernel.bias == "none" else ["warp_query", key, "seq_q", "seq_kv"]
+    return ", ".join(["s", "terms", *places])
+
+
+def longest_q(kernel: KernelSpec) -> str:
+    """The length that a grid of query blocks is made for."""
+    return "longest_q" if kernel.varlen else "seq_q"
+
+
+def head_rows(kernel: KernelSpec) -> str:
+    """Rows before those of a head in m, l, LSE and V1's O."""
+    return "i64(head) * total_q + sequence.q" if kernel.varlen else "(batch * heads + head) * seq_q"
+
+
+def warp_sees(kernel: KernelSpec) -> str:
+    """Whether a row of the warp sees a key of a tile."""
+    window = kernel.mask == "window"
+    return "key < warp_keys && key + kBlockKV > warp_first" if window else "key < warp_keys"
+
+
+def last_tile(kernel: KernelSpec) -> str:
+    """The number of the last K/V tile that a block visits."""
+    return f"{'first_tile + ' * (kernel.mask == 'window')}kv_tiles - 1"
 
 
 def _filled(items: list[str], indent: int, reserve: int) -> str:
@@ -225,6 +280,11 @@ def _environment() -> jinja2.Environment:
         comment_end_string="#*/",
     )
     helpers = {"parameters": parameters, "call": call, "memory_map": memory_map, "padded": padded}
+    options = (
+        *(hooked, softmax_factor, score_terms, score_call),
+        *(longest_q, head_rows, last_tile, warp_sees),
+    )
+    helpers |= {option.__name__: option for option in options}
     environment.globals.update(helpers, ctype=CTYPES.__getitem__, ptx_type=PTX_TYPES.__getitem__)
     return environment
 

@@ -30,21 +30,22 @@
 //   from  65536   32768 bytes  V
 //
 // templates, with the first 8 digits of their sha256
-//   0018da4f  device/copy.cuh
-//   823c5469  device/copy_plain.cuh
+//   23a2d90d  device/copy.cuh
+//   a88d316f  device/copy_plain.cuh
 //   26282f8e  device/fragments.cuh
 //   76c2f1b5  device/integers.cuh
-//   fb5d4ab8  device/mask.cuh
+//   4210b751  device/mask.cuh
 //   d17d9393  device/matmul_fma.cuh
 //   88db4618  device/merge.cuh
-//   b46ac244  device/softmax.cuh
+//   051bb746  device/rows.cuh
+//   0959a0c4  device/softmax.cuh
 //   727eb359  device/store.cuh
 //   b0983d9f  device/tile.cuh
-//   35b0b3b5  device/types.cuh
+//   c2706fe3  device/types.cuh
 //   b80c26d4  device/words.cuh
-//   1fac0750  kernels/v1_fwd.cu
-//   915512f3  parts/constants.cuh
-//   06c0a2c0  parts/main.cu
+//   17240c1d  kernels/v1_fwd.cu
+//   d14fdd00  parts/constants.cuh
+//   8349efe4  parts/main.cu
 //   422cf4a7  ptx/ex2.cuh
 //   ecba088f  ptx/lg2.cuh
 //
@@ -59,7 +60,7 @@
 // "head_dim_v": 64, "heads": 16, "incoherent": false, "kv_heads": 16, "out_dtype": "fp32", "pass":
 // "fwd", "scale": 0.125, "scales": "tensor", "seq": 1024, "seq_kv": 1024, "softcap": 0.0, "varlen":
 // false, "window": [-1, -1]}, "schema": "fasim.plan/1", "smem_bytes": 98304}
-// ---- the rest of the file has sha256 52bb8a39071c0d418af6ee27c3811316b3d107f78da76fb9f46b64ecc7df80ab
+// ---- the rest of the file has sha256 3860fcfd9ba6b01be6c5a13c68a452923f8372e97fbb5cb70ef98a655a4d79cc
 // FlashAttention, forward, in the paper's order (Dao et al. 2022, algorithm 1).
 //
 // One thread block per head. The outer loop holds a tile of keys and values in shared memory; the
@@ -204,8 +205,6 @@ __device__ __forceinline__ u32 along_row(u32 first, int chunks) {
   return (first ^ chunks % kGroup * 16) + chunks / kGroup * kGroup * 16;
 }
 
-constexpr int kCopiesInFlight = 4;  // loads a thread issues before it stores the first
-
 // One aligned copy into shared memory through a register.
 template <int kBytes>
 __device__ __forceinline__ void copy(Element* to, const Element* from, bool valid) {
@@ -214,27 +213,41 @@ __device__ __forceinline__ void copy(Element* to, const Element* from, bool vali
 }
 
 // Fills a tile of kRows x kCols from rows of global memory, all threads together. What lies beyond
-// `rows` or kValidCols becomes zero, so padding never reaches a product.
+// `rows` or kValidCols becomes zero, so padding never reaches a product. Of a whole tile nothing need
+// be asked, and its addresses are constants apart.
 template <int kRows, int kCols, int kValidCols, bool kSwizzled = true>
 __device__ __forceinline__ void copy_tile(Element* tile, const Element* source, i64 stride,
                                           int rows) {
   constexpr int kBytes = copy_bytes(kValidCols);
   constexpr int kElements = kBytes / int(sizeof(Element));
   constexpr int kRowThreads = min_power_of_two(kCols / kElements, kThreads);
-  constexpr int kColumnSteps = (kCols / kElements + kRowThreads - 1) / kRowThreads;
-  constexpr int kRowsInFlight = kColumnSteps < kCopiesInFlight ? kCopiesInFlight / kColumnSteps : 1;
+  constexpr int kRowStep = kThreads / kRowThreads, kColStep = kRowThreads * kElements;
+  constexpr int kColSteps = (kCols + kColStep - 1) / kColStep;
+  constexpr bool kEven = kCols == kValidCols && kCols % kColStep == 0 && kRows % kRowStep == 0;
   const int first_col = threadIdx.x % kRowThreads * kElements;
   const int first_row = threadIdx.x / kRowThreads;
-  source += first_row * stride;
-#pragma unroll kRowsInFlight
-  for (int row = first_row; row < kRows; row += kThreads / kRowThreads) {
+  source += first_row * stride + first_col;
+  const auto at = [&](int row, int col) {
+    return chunk_at<kCols, kSwizzled>(tile, row, col / kChunkElements) + col % kChunkElements;
+  };
+  if (kEven && rows >= kRows) {
 #pragma unroll
-    for (int col = first_col; col < kCols; col += kRowThreads * kElements) {
-      Element* chunk = chunk_at<kCols, kSwizzled>(tile, row, col / kChunkElements);
-      const bool valid = row < rows && col < kValidCols;
-      copy<kBytes>(chunk + col % kChunkElements, source + col, valid);
+    for (int i = 0; i < kRows / kRowStep * kColSteps; ++i) {
+      const int col = i % kColSteps * kColStep;
+      copy<kBytes>(at(first_row + i / kColSteps * kRowStep, first_col + col), source + col, true);
+      if ((i + 1) % kColSteps == 0) source += kRowStep * stride;
     }
-    source += kThreads / kRowThreads * stride;
+    return;
+  }
+#pragma unroll 1
+  for (int row = first_row; row < kRows; row += kRowStep) {
+#pragma unroll
+    for (int i = 0; i < kColSteps; ++i) {
+      const int col = first_col + i * kColStep;
+      const bool valid = row < rows && col < kValidCols;
+      if (col < kCols) copy<kBytes>(at(row, col), source + i * kColStep, valid);
+    }
+    source += kRowStep * stride;
   }
 }
 
@@ -362,6 +375,30 @@ __device__ __forceinline__ void mask_scores(Scores& s, int query, int key, int s
   }
 }
 
+// A row of scores lies in one quad of lanes.
+__device__ __forceinline__ float quad_max(float x) {
+  x = fmaxf(x, __shfl_xor_sync(~0u, x, 1));
+  return fmaxf(x, __shfl_xor_sync(~0u, x, 2));
+}
+
+__device__ __forceinline__ float quad_sum(float x) {
+  x += __shfl_xor_sync(~0u, x, 1);
+  return x + __shfl_xor_sync(~0u, x, 2);
+}
+
+// A row that has seen no key has maximum -inf; its exponents are taken from 0 instead.
+__device__ __forceinline__ float reference_of(float max) { return max == -kInfinity ? 0.f : max; }
+
+// Natural logarithm of a row's sum of exp(scale s); -inf for a row that saw no key.
+__device__ __forceinline__ float log_sum_exp(float max, float sum, float scale_log2) {
+  return (max * scale_log2 + ptx::lg2(sum)) * kLn2;
+}
+
+// The row of the tile that a thread's i-th row of fragments is.
+__device__ __forceinline__ int tile_row(int i) {
+  return threadIdx.x / 32 * kWarpRows + 8 * i + threadIdx.x % 32 / 4;
+}
+
 // ---- Online softmax -----------------------------------------------------------------------------
 // Milakov and Gimelshein 2018; FlashAttention-2, algorithm 1. A thread keeps, for each of its rows,
 // the largest score so far and its own share of the row's sum of exponentials.
@@ -378,19 +415,6 @@ __device__ __forceinline__ void reset(RowState& row) {
     row.sum[i / 2][i % 2] = 0.f;
   }
 }
-
-__device__ __forceinline__ float quad_max(float x) {
-  x = fmaxf(x, __shfl_xor_sync(~0u, x, 1));
-  return fmaxf(x, __shfl_xor_sync(~0u, x, 2));
-}
-
-__device__ __forceinline__ float quad_sum(float x) {
-  x += __shfl_xor_sync(~0u, x, 1);
-  return x + __shfl_xor_sync(~0u, x, 2);
-}
-
-// A row that has seen no key has maximum -inf; its exponents are taken from 0 instead.
-__device__ __forceinline__ float reference_of(float max) { return max == -kInfinity ? 0.f : max; }
 
 // Turns scores into weights exp(scale (s - max)), and rescales what was summed under the old
 // maximum. The maximum is subtracted before scaling: the largest weight is then exactly 1, however
@@ -420,14 +444,11 @@ __device__ __forceinline__ void online_softmax(Scores& s, Accumulator& o, RowSta
   }
 }
 
-// Natural logarithm of a row's sum of exp(scale s); -inf for a row that saw no key.
-__device__ __forceinline__ float log_sum_exp(float max, float sum, float scale_log2) {
-  return (max * scale_log2 + ptx::lg2(sum)) * kLn2;
-}
-
-// The row of the tile that a thread's i-th row of fragments is.
-__device__ __forceinline__ int tile_row(int i) {
-  return threadIdx.x / 32 * kWarpRows + 8 * i + threadIdx.x % 32 / 4;
+// Turns scores into rounded weights, exp(scale (s - max)), and keeps O and the sums in step.
+__device__ __forceinline__ void weigh(Weights& p, Scores& s, Accumulator& o, RowState& row,
+                                      float scale_log2) {
+  online_softmax(s, o, row, scale_log2);
+  round_weights(p, s);
 }
 
 // ---- O, m and l in HBM --------------------------------------------------------------------------
@@ -611,8 +632,7 @@ v1_fwd_sm90_fp32_d64_causal_41dc3eb0(
         if (first_key + step + kStepKV > visible_keys(warp_query, seq_q, seq_kv)) {
           mask_scores(s, warp_query, first_key + step, seq_q, seq_kv);
         }
-        online_softmax(s, o_tile, row, scale_log2);
-        round_weights(p, s);
+        weigh(p, s, o_tile, row, scale_log2);
         accumulate(o_tile, p, v_tile + step * kDV);
       }
 

@@ -27,21 +27,22 @@
 //   from  49152   16384 bytes  K and V, ring slot 1
 //
 // templates, with the first 8 digits of their sha256
-//   0018da4f  device/copy.cuh
-//   909f21d7  device/copy_async.cuh
+//   23a2d90d  device/copy.cuh
+//   0854f155  device/copy_async.cuh
 //   74034a71  device/finish.cuh
 //   26282f8e  device/fragments.cuh
 //   76c2f1b5  device/integers.cuh
-//   fb5d4ab8  device/mask.cuh
+//   4210b751  device/mask.cuh
 //   335dc4e2  device/matmul_mma.cuh
-//   b46ac244  device/softmax.cuh
+//   051bb746  device/rows.cuh
+//   e58e9ed8  device/softmax_lazy.cuh
 //   727eb359  device/store.cuh
 //   b0983d9f  device/tile.cuh
-//   35b0b3b5  device/types.cuh
+//   c2706fe3  device/types.cuh
 //   b80c26d4  device/words.cuh
-//   ba271309  kernels/v2_fwd.cu
-//   915512f3  parts/constants.cuh
-//   06c0a2c0  parts/main.cu
+//   0901eff6  kernels/v2_fwd.cu
+//   d14fdd00  parts/constants.cuh
+//   8349efe4  parts/main.cu
 //   337a472a  ptx/cp_async.cuh
 //   33562fdf  ptx/cvt_bf16x2.cuh
 //   422cf4a7  ptx/ex2.cuh
@@ -61,7 +62,7 @@
 // "head_dim_v": 128, "heads": 32, "incoherent": false, "kv_heads": 8, "out_dtype": "bf16", "pass":
 // "fwd", "scale": 0.08838834764831843, "scales": "tensor", "seq": 8192, "seq_kv": 8192, "softcap":
 // 0.0, "varlen": false, "window": [-1, -1]}, "schema": "fasim.plan/1", "smem_bytes": 65536}
-// ---- the rest of the file has sha256 c40700bbfafd9ecd9f9dfce494bd07473e4d8c54a6015984b1fe6124f923a075
+// ---- the rest of the file has sha256 999e6a50f7a7e7952e3303f3691e93905e8f5d3c720902e3353ed86021b91248
 // FlashAttention-2, forward (Dao 2023, algorithm 1).
 //
 // One thread block per block of queries. It walks the keys and values once, from the last tile to
@@ -304,10 +305,6 @@ __device__ __forceinline__ u32 along_row(u32 first, int chunks) {
   return (first ^ chunks % kGroup * 16) + chunks / kGroup * kGroup * 16;
 }
 
-// Copies a loop step starts; the hardware keeps many more. Beside the widest scores their addresses
-// would not fit the registers.
-constexpr int kCopiesInFlight = kRowTiles * kStepKV < 256 ? 2 : 1;
-
 // One aligned copy into shared memory, in the background where the hardware can (not 2 bytes).
 template <int kBytes>
 __device__ __forceinline__ void copy(Element* to, const Element* from, bool valid) {
@@ -319,27 +316,41 @@ __device__ __forceinline__ void copy(Element* to, const Element* from, bool vali
 }
 
 // Fills a tile of kRows x kCols from rows of global memory, all threads together. What lies beyond
-// `rows` or kValidCols becomes zero, so padding never reaches a product.
+// `rows` or kValidCols becomes zero, so padding never reaches a product. Of a whole tile nothing need
+// be asked, and its addresses are constants apart.
 template <int kRows, int kCols, int kValidCols, bool kSwizzled = true>
 __device__ __forceinline__ void copy_tile(Element* tile, const Element* source, i64 stride,
                                           int rows) {
   constexpr int kBytes = copy_bytes(kValidCols);
   constexpr int kElements = kBytes / int(sizeof(Element));
   constexpr int kRowThreads = min_power_of_two(kCols / kElements, kThreads);
-  constexpr int kColumnSteps = (kCols / kElements + kRowThreads - 1) / kRowThreads;
-  constexpr int kRowsInFlight = kColumnSteps < kCopiesInFlight ? kCopiesInFlight / kColumnSteps : 1;
+  constexpr int kRowStep = kThreads / kRowThreads, kColStep = kRowThreads * kElements;
+  constexpr int kColSteps = (kCols + kColStep - 1) / kColStep;
+  constexpr bool kEven = kCols == kValidCols && kCols % kColStep == 0 && kRows % kRowStep == 0;
   const int first_col = threadIdx.x % kRowThreads * kElements;
   const int first_row = threadIdx.x / kRowThreads;
-  source += first_row * stride;
-#pragma unroll kRowsInFlight
-  for (int row = first_row; row < kRows; row += kThreads / kRowThreads) {
+  source += first_row * stride + first_col;
+  const auto at = [&](int row, int col) {
+    return chunk_at<kCols, kSwizzled>(tile, row, col / kChunkElements) + col % kChunkElements;
+  };
+  if (kEven && rows >= kRows) {
 #pragma unroll
-    for (int col = first_col; col < kCols; col += kRowThreads * kElements) {
-      Element* chunk = chunk_at<kCols, kSwizzled>(tile, row, col / kChunkElements);
-      const bool valid = row < rows && col < kValidCols;
-      copy<kBytes>(chunk + col % kChunkElements, source + col, valid);
+    for (int i = 0; i < kRows / kRowStep * kColSteps; ++i) {
+      const int col = i % kColSteps * kColStep;
+      copy<kBytes>(at(first_row + i / kColSteps * kRowStep, first_col + col), source + col, true);
+      if ((i + 1) % kColSteps == 0) source += kRowStep * stride;
     }
-    source += kThreads / kRowThreads * stride;
+    return;
+  }
+#pragma unroll 1
+  for (int row = first_row; row < kRows; row += kRowStep) {
+#pragma unroll
+    for (int i = 0; i < kColSteps; ++i) {
+      const int col = first_col + i * kColStep;
+      const bool valid = row < rows && col < kValidCols;
+      if (col < kCols) copy<kBytes>(at(row, col), source + i * kColStep, valid);
+    }
+    source += kRowStep * stride;
   }
 }
 
@@ -448,23 +459,7 @@ __device__ __forceinline__ void mask_scores(Scores& s, int query, int key, int s
   }
 }
 
-// ---- Online softmax -----------------------------------------------------------------------------
-// Milakov and Gimelshein 2018; FlashAttention-2, algorithm 1. A thread keeps, for each of its rows,
-// the largest score so far and its own share of the row's sum of exponentials.
-
-struct RowState {
-  float max[kRowTiles][2];
-  float sum[kRowTiles][2];
-};
-
-__device__ __forceinline__ void reset(RowState& row) {
-#pragma unroll
-  for (int i = 0; i < 2 * kRowTiles; ++i) {
-    row.max[i / 2][i % 2] = -kInfinity;
-    row.sum[i / 2][i % 2] = 0.f;
-  }
-}
-
+// A row of scores lies in one quad of lanes.
 __device__ __forceinline__ float quad_max(float x) {
   x = fmaxf(x, __shfl_xor_sync(~0u, x, 1));
   return fmaxf(x, __shfl_xor_sync(~0u, x, 2));
@@ -478,34 +473,6 @@ __device__ __forceinline__ float quad_sum(float x) {
 // A row that has seen no key has maximum -inf; its exponents are taken from 0 instead.
 __device__ __forceinline__ float reference_of(float max) { return max == -kInfinity ? 0.f : max; }
 
-// Turns scores into weights exp(scale (s - max)), and rescales what was summed under the old
-// maximum. The maximum is subtracted before scaling: the largest weight is then exactly 1, however
-// large the scores are.
-__device__ __forceinline__ void online_softmax(Scores& s, Accumulator& o, RowState& row,
-                                               float scale_log2) {
-#pragma unroll
-  for (int i = 0; i < 2 * kRowTiles; ++i) {
-    const int tile = i / 2, half = i % 2;
-    float max = row.max[tile][half];
-#pragma unroll
-    for (int n = 0; n < kStepKV / 4; ++n) max = fmaxf(max, s[tile][n / 2][2 * half + n % 2]);
-    max = quad_max(max);
-    const float reference = reference_of(max);
-    const float rescale = ptx::ex2((row.max[tile][half] - reference) * scale_log2);
-    float sum = 0.f;
-#pragma unroll
-    for (int n = 0; n < kStepKV / 4; ++n) {
-      float& weight = s[tile][n / 2][2 * half + n % 2];
-      weight = ptx::ex2((weight - reference) * scale_log2);
-      sum += weight;
-    }
-    row.max[tile][half] = max;
-    row.sum[tile][half] = row.sum[tile][half] * rescale + sum;
-#pragma unroll
-    for (int n = 0; n < kDV / 4; ++n) o[tile][n / 2][2 * half + n % 2] *= rescale;
-  }
-}
-
 // Natural logarithm of a row's sum of exp(scale s); -inf for a row that saw no key.
 __device__ __forceinline__ float log_sum_exp(float max, float sum, float scale_log2) {
   return (max * scale_log2 + ptx::lg2(sum)) * kLn2;
@@ -514,6 +481,107 @@ __device__ __forceinline__ float log_sum_exp(float max, float sum, float scale_l
 // The row of the tile that a thread's i-th row of fragments is.
 __device__ __forceinline__ int tile_row(int i) {
   return threadIdx.x / 32 * kWarpRows + 8 * i + threadIdx.x % 32 / 4;
+}
+
+// ---- Online softmax, lazily ---------------------------------------------------------------------
+// FlashAttention-2, algorithm 1, with weights relative to an earlier maximum: any reference gives the
+// same result while no weight leaves the range of its type. So scores become weights at once, by one
+// multiply-add and one exponential each, and only where their sum shows that one grew large is the
+// maximum looked for again and what was summed so far rescaled.
+
+struct RowState {
+  float max[kRowTiles][2];  // the largest score when it was last looked for
+  float sum[kRowTiles][2];
+  bool settled[kRowTiles];  // all of these 16 rows are
+};
+
+constexpr float kLargestSum = 16384.f;  // of a lane's weights in one tile; fp16 ends at 65504
+// A fused multiply-add takes the exact product from a rounded reference: beyond this exponent the
+// rounding would show, and the difference is taken before it is scaled.
+constexpr float kHugeExponent = 262144.f;
+
+__device__ __forceinline__ void reset(RowState& row) {
+#pragma unroll
+  for (int i = 0; i < 2 * kRowTiles; ++i) {
+    row.max[i / 2][i % 2] = -kInfinity;
+    row.sum[i / 2][i % 2] = 0.f;
+    row.settled[i / 2] = false;
+  }
+}
+
+using TileScores = float[kStepKV / 8][4];
+using TileWeights = u32[kStepKV / 16][4];
+
+// Weights of 16 rows, exp2(s scale - shift), and the lane's sums of them.
+__device__ __forceinline__ void exponentials(TileWeights& p, const TileScores& s, float (&sum)[2],
+                                             const float (&shift)[2], float scale_log2) {
+  sum[0] = sum[1] = 0.f;
+#pragma unroll
+  for (int i = 0; i < kStepKV / 4; ++i) {
+    const int n = i / 2, half = i % 2;
+    const float x = ptx::ex2(fmaf(s[n][2 * half], scale_log2, -shift[half]));
+    const float y = ptx::ex2(fmaf(s[n][2 * half + 1], scale_log2, -shift[half]));
+    sum[half] += x + y;
+    p[n / 2][n % 2 * 2 + half] = ptx::cvt_bf16x2(x, y);
+  }
+}
+
+// Whether a row has a reference that a fused multiply-add may take away.
+__device__ __forceinline__ bool is_settled(float max, float scale_log2) {
+  return fabsf(max) * scale_log2 < kHugeExponent;
+}
+
+// Looks for the maximum of those of 16 rows that are to move, takes it from their scores, and
+// rescales what was summed under the old one. What becomes of a row depends on no other row.
+__device__ __forceinline__ void move_references(TileScores& s, float (&o)[kDV / 8][4],
+                                                float (&max)[2], float (&sum)[2], float (&shift)[2],
+                                                const bool (&moves)[2], float scale_log2) {
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    float highest = max[half];
+#pragma unroll
+    for (int n = 0; n < kStepKV / 4; ++n) highest = fmaxf(highest, s[n / 2][2 * half + n % 2]);
+    highest = quad_max(highest);
+    const float reference = moves[half] ? reference_of(highest) : 0.f;
+    const float rescale = moves[half] ? ptx::ex2((max[half] - reference) * scale_log2) : 1.f;
+    if (moves[half]) {
+      max[half] = highest;
+      shift[half] = 0.f;
+    }
+    sum[half] *= rescale;
+#pragma unroll
+    for (int n = 0; n < kDV / 4; ++n) o[n / 2][2 * half + n % 2] *= rescale;
+#pragma unroll
+    for (int n = 0; n < kStepKV / 4; ++n) s[n / 2][2 * half + n % 2] -= reference;
+  }
+}
+
+// Turns scores into rounded weights, exp(scale (s - max)) for a recent maximum. Where a row has none
+// yet, or its weights show that it is too small, it moves, and there is another attempt.
+__device__ __forceinline__ void weigh(Weights& p, Scores& s, Accumulator& o, RowState& row,
+                                      float scale_log2) {
+#pragma unroll
+  for (int tile = 0; tile < kRowTiles; ++tile) {
+    float (&max)[2] = row.max[tile];
+    float sum[2], shift[2] = {max[0] * scale_log2, max[1] * scale_log2};
+    bool moves[2] = {!is_settled(max[0], scale_log2), !is_settled(max[1], scale_log2)};
+    bool again = !row.settled[tile];
+#pragma unroll 1
+    for (;;) {
+      if (again) {
+        move_references(s[tile], o[tile], max, row.sum[tile], shift, moves, scale_log2);
+        const bool settled = is_settled(max[0], scale_log2) && is_settled(max[1], scale_log2);
+        row.settled[tile] = __all_sync(~0u, settled);
+      }
+      exponentials(p[tile], s[tile], sum, shift, scale_log2);
+      again = __any_sync(~0u, fmaxf(sum[0], sum[1]) > kLargestSum);
+      if (!again) break;
+      moves[0] = quad_max(sum[0]) > kLargestSum;
+      moves[1] = quad_max(sum[1]) > kLargestSum;
+    }
+    row.sum[tile][0] += sum[0];
+    row.sum[tile][1] += sum[1];
+  }
 }
 
 // Divides O by the sums, once, and writes the log-sum-exp of each row. A row that saw no key
@@ -624,17 +692,21 @@ v2_fwd_sm90_bf16_d128_causal_4c013b9b(
   zero(o_acc);
   reset(row);
   const int warp_query = first_query + threadIdx.x / 32 * kWarpRows;
+  const int warp_last = min(warp_query + kWarpRows, seq_q) - 1;
+  const int warp_keys = warp_query < seq_q ? visible_keys(warp_last, seq_q, seq_kv) : 0;
   for (int j = 0; j < kv_tiles; ++j) {
     const int key = (kv_tiles - 1 - j) * kBlockKV;
+    const bool sees = key < warp_keys;  // the warp, of the tile
     advance(2 * j);
-    scores(s, q_tile, slot(2 * j));
-    if (key + kBlockKV > visible_keys(warp_query, seq_q, seq_kv)) {
-      mask_scores(s, warp_query, key, seq_q, seq_kv);
+    if (sees) {
+      scores(s, q_tile, slot(2 * j));
+      if (key + kBlockKV > visible_keys(warp_query, seq_q, seq_kv)) {
+        mask_scores(s, warp_query, key, seq_q, seq_kv);
+      }
+      weigh(p, s, o_acc, row, scale_log2);
     }
-    online_softmax(s, o_acc, row, scale_log2);
-    round_weights(p, s);
     advance(2 * j + 1);
-    accumulate(o_acc, p, slot(2 * j + 1));
+    if (sees) accumulate(o_acc, p, slot(2 * j + 1));
   }
 
   ptx::cp_async_wait_group<0>();

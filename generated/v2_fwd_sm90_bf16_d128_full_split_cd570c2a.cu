@@ -37,21 +37,22 @@
 //
 // templates, with the first 8 digits of their sha256
 //   a8be177c  device/combine.cuh
-//   0018da4f  device/copy.cuh
-//   909f21d7  device/copy_async.cuh
+//   23a2d90d  device/copy.cuh
+//   0854f155  device/copy_async.cuh
 //   b145b0f2  device/copy_packed.cuh
 //   26282f8e  device/fragments.cuh
 //   76c2f1b5  device/integers.cuh
 //   ef12ae03  device/mask_packed.cuh
 //   335dc4e2  device/matmul_mma.cuh
 //   dc7b5b3b  device/parts.cuh
-//   b46ac244  device/softmax.cuh
+//   051bb746  device/rows.cuh
+//   0959a0c4  device/softmax.cuh
 //   b0983d9f  device/tile.cuh
-//   35b0b3b5  device/types.cuh
+//   c2706fe3  device/types.cuh
 //   b80c26d4  device/words.cuh
-//   790c6500  kernels/v2_split.cu
-//   915512f3  parts/constants.cuh
-//   06c0a2c0  parts/main.cu
+//   9b800c0f  kernels/v2_split.cu
+//   d14fdd00  parts/constants.cuh
+//   8349efe4  parts/main.cu
 //   337a472a  ptx/cp_async.cuh
 //   33562fdf  ptx/cvt_bf16x2.cuh
 //   422cf4a7  ptx/ex2.cuh
@@ -72,7 +73,7 @@
 // "fwd", "scale": 0.08838834764831843, "scales": "tensor", "seq": 1, "seq_kv": 32768, "softcap":
 // 0.0, "varlen": false, "window": [-1, -1]}, "schema": "fasim.plan/1", "slots": 264, "smem_bytes":
 // 102400}
-// ---- the rest of the file has sha256 c75b4ce6e5b0e23a1ba9039e75c38fd1242b18464c9a983925da1f900136c488
+// ---- the rest of the file has sha256 fe0d11f03048f4d00fb5f223fb8ff640d1f167c4edc473ffe0509b805f056469
 // FlashAttention-2, forward, for few queries against many keys: split keys (Flash-Decoding, Dao,
 // Haziza, Massa and Sizov 2023).
 //
@@ -319,10 +320,6 @@ __device__ __forceinline__ u32 along_row(u32 first, int chunks) {
   return (first ^ chunks % kGroup * 16) + chunks / kGroup * kGroup * 16;
 }
 
-// Copies a loop step starts; the hardware keeps many more. Beside the widest scores their addresses
-// would not fit the registers.
-constexpr int kCopiesInFlight = kRowTiles * kStepKV < 256 ? 2 : 1;
-
 // One aligned copy into shared memory, in the background where the hardware can (not 2 bytes).
 template <int kBytes>
 __device__ __forceinline__ void copy(Element* to, const Element* from, bool valid) {
@@ -334,27 +331,41 @@ __device__ __forceinline__ void copy(Element* to, const Element* from, bool vali
 }
 
 // Fills a tile of kRows x kCols from rows of global memory, all threads together. What lies beyond
-// `rows` or kValidCols becomes zero, so padding never reaches a product.
+// `rows` or kValidCols becomes zero, so padding never reaches a product. Of a whole tile nothing need
+// be asked, and its addresses are constants apart.
 template <int kRows, int kCols, int kValidCols, bool kSwizzled = true>
 __device__ __forceinline__ void copy_tile(Element* tile, const Element* source, i64 stride,
                                           int rows) {
   constexpr int kBytes = copy_bytes(kValidCols);
   constexpr int kElements = kBytes / int(sizeof(Element));
   constexpr int kRowThreads = min_power_of_two(kCols / kElements, kThreads);
-  constexpr int kColumnSteps = (kCols / kElements + kRowThreads - 1) / kRowThreads;
-  constexpr int kRowsInFlight = kColumnSteps < kCopiesInFlight ? kCopiesInFlight / kColumnSteps : 1;
+  constexpr int kRowStep = kThreads / kRowThreads, kColStep = kRowThreads * kElements;
+  constexpr int kColSteps = (kCols + kColStep - 1) / kColStep;
+  constexpr bool kEven = kCols == kValidCols && kCols % kColStep == 0 && kRows % kRowStep == 0;
   const int first_col = threadIdx.x % kRowThreads * kElements;
   const int first_row = threadIdx.x / kRowThreads;
-  source += first_row * stride;
-#pragma unroll kRowsInFlight
-  for (int row = first_row; row < kRows; row += kThreads / kRowThreads) {
+  source += first_row * stride + first_col;
+  const auto at = [&](int row, int col) {
+    return chunk_at<kCols, kSwizzled>(tile, row, col / kChunkElements) + col % kChunkElements;
+  };
+  if (kEven && rows >= kRows) {
 #pragma unroll
-    for (int col = first_col; col < kCols; col += kRowThreads * kElements) {
-      Element* chunk = chunk_at<kCols, kSwizzled>(tile, row, col / kChunkElements);
-      const bool valid = row < rows && col < kValidCols;
-      copy<kBytes>(chunk + col % kChunkElements, source + col, valid);
+    for (int i = 0; i < kRows / kRowStep * kColSteps; ++i) {
+      const int col = i % kColSteps * kColStep;
+      copy<kBytes>(at(first_row + i / kColSteps * kRowStep, first_col + col), source + col, true);
+      if ((i + 1) % kColSteps == 0) source += kRowStep * stride;
     }
-    source += kThreads / kRowThreads * stride;
+    return;
+  }
+#pragma unroll 1
+  for (int row = first_row; row < kRows; row += kRowStep) {
+#pragma unroll
+    for (int i = 0; i < kColSteps; ++i) {
+      const int col = first_col + i * kColStep;
+      const bool valid = row < rows && col < kValidCols;
+      if (col < kCols) copy<kBytes>(at(row, col), source + i * kColStep, valid);
+    }
+    source += kRowStep * stride;
   }
 }
 
@@ -458,6 +469,28 @@ __device__ __forceinline__ void accumulate(Accumulator& o, const Weights& p,
   }
 }
 
+// A row of scores lies in one quad of lanes.
+__device__ __forceinline__ float quad_max(float x) {
+  x = fmaxf(x, __shfl_xor_sync(~0u, x, 1));
+  return fmaxf(x, __shfl_xor_sync(~0u, x, 2));
+}
+
+__device__ __forceinline__ float quad_sum(float x) {
+  x += __shfl_xor_sync(~0u, x, 1);
+  return x + __shfl_xor_sync(~0u, x, 2);
+}
+
+// A row that has seen no key has maximum -inf; its exponents are taken from 0 instead.
+__device__ __forceinline__ float reference_of(float max) { return max == -kInfinity ? 0.f : max; }
+
+// Natural logarithm of a row's sum of exp(scale s); -inf for a row that saw no key.
+__device__ __forceinline__ float log_sum_exp(float max, float sum, float scale_log2) {
+  return (max * scale_log2 + ptx::lg2(sum)) * kLn2;
+}
+
+// The row of the tile that a thread's i-th row of fragments is.
+__device__ __forceinline__ int tile_row(int i) { return 8 * i + threadIdx.x % 32 / 4; }
+
 // ---- Online softmax -----------------------------------------------------------------------------
 // Milakov and Gimelshein 2018; FlashAttention-2, algorithm 1. A thread keeps, for each of its rows,
 // the largest score so far and its own share of the row's sum of exponentials.
@@ -474,19 +507,6 @@ __device__ __forceinline__ void reset(RowState& row) {
     row.sum[i / 2][i % 2] = 0.f;
   }
 }
-
-__device__ __forceinline__ float quad_max(float x) {
-  x = fmaxf(x, __shfl_xor_sync(~0u, x, 1));
-  return fmaxf(x, __shfl_xor_sync(~0u, x, 2));
-}
-
-__device__ __forceinline__ float quad_sum(float x) {
-  x += __shfl_xor_sync(~0u, x, 1);
-  return x + __shfl_xor_sync(~0u, x, 2);
-}
-
-// A row that has seen no key has maximum -inf; its exponents are taken from 0 instead.
-__device__ __forceinline__ float reference_of(float max) { return max == -kInfinity ? 0.f : max; }
 
 // Turns scores into weights exp(scale (s - max)), and rescales what was summed under the old
 // maximum. The maximum is subtracted before scaling: the largest weight is then exactly 1, however
@@ -516,13 +536,12 @@ __device__ __forceinline__ void online_softmax(Scores& s, Accumulator& o, RowSta
   }
 }
 
-// Natural logarithm of a row's sum of exp(scale s); -inf for a row that saw no key.
-__device__ __forceinline__ float log_sum_exp(float max, float sum, float scale_log2) {
-  return (max * scale_log2 + ptx::lg2(sum)) * kLn2;
+// Turns scores into rounded weights, exp(scale (s - max)), and keeps O and the sums in step.
+__device__ __forceinline__ void weigh(Weights& p, Scores& s, Accumulator& o, RowState& row,
+                                      float scale_log2) {
+  online_softmax(s, o, row, scale_log2);
+  round_weights(p, s);
 }
-
-// The row of the tile that a thread's i-th row of fragments is.
-__device__ __forceinline__ int tile_row(int i) { return 8 * i + threadIdx.x % 32 / 4; }
 
 // ---- Mask ---------------------------------------------------------------------------------------
 // Keys at or beyond a row's limit are invisible. Causal is aligned bottom-right: query i sees the
@@ -724,8 +743,7 @@ v2_fwd_sm90_bf16_d128_full_split_cd570c2a(
     advance(2 * j);
     scores(s, q_tile, slot(2 * j) + warp * kStepKV * kD);
     if (key + kStepKV > unmasked) mask_scores(s, limits, key);
-    online_softmax(s, o_acc, row, scale_log2);
-    round_weights(p, s);
+    weigh(p, s, o_acc, row, scale_log2);
     advance(2 * j + 1);
     accumulate(o_acc, p, slot(2 * j + 1) + warp * kStepKV * kDV);
   }

@@ -27,21 +27,22 @@
 //   from  49152   16384 bytes  K and V, ring slot 1
 //
 // templates, with the first 8 digits of their sha256
-//   0018da4f  device/copy.cuh
-//   909f21d7  device/copy_async.cuh
+//   23a2d90d  device/copy.cuh
+//   0854f155  device/copy_async.cuh
 //   74034a71  device/finish.cuh
 //   26282f8e  device/fragments.cuh
 //   76c2f1b5  device/integers.cuh
-//   fb5d4ab8  device/mask.cuh
+//   4210b751  device/mask.cuh
 //   d17d9393  device/matmul_fma.cuh
-//   b46ac244  device/softmax.cuh
+//   051bb746  device/rows.cuh
+//   0959a0c4  device/softmax.cuh
 //   727eb359  device/store.cuh
 //   b0983d9f  device/tile.cuh
-//   35b0b3b5  device/types.cuh
+//   c2706fe3  device/types.cuh
 //   b80c26d4  device/words.cuh
-//   ba271309  kernels/v2_fwd.cu
-//   915512f3  parts/constants.cuh
-//   06c0a2c0  parts/main.cu
+//   0901eff6  kernels/v2_fwd.cu
+//   d14fdd00  parts/constants.cuh
+//   8349efe4  parts/main.cu
 //   337a472a  ptx/cp_async.cuh
 //   422cf4a7  ptx/ex2.cuh
 //   ecba088f  ptx/lg2.cuh
@@ -58,7 +59,7 @@
 // "head_dim_v": 64, "heads": 16, "incoherent": false, "kv_heads": 16, "out_dtype": "fp32", "pass":
 // "fwd", "scale": 0.125, "scales": "tensor", "seq": 4096, "seq_kv": 4096, "softcap": 0.0, "varlen":
 // false, "window": [-1, -1]}, "schema": "fasim.plan/1", "smem_bytes": 65536}
-// ---- the rest of the file has sha256 4f6b9d58d7e4953abe781260bbbb5aa75d31f085d4f72b27a7857f4e01fc758e
+// ---- the rest of the file has sha256 43d3194c7a51b10a68ea5946c37ada22cddb43c2f94d7778ed5239138d7e79eb
 // FlashAttention-2, forward (Dao 2023, algorithm 1).
 //
 // One thread block per block of queries. It walks the keys and values once, from the last tile to
@@ -248,10 +249,6 @@ __device__ __forceinline__ u32 along_row(u32 first, int chunks) {
   return (first ^ chunks % kGroup * 16) + chunks / kGroup * kGroup * 16;
 }
 
-// Copies a loop step starts; the hardware keeps many more. Beside the widest scores their addresses
-// would not fit the registers.
-constexpr int kCopiesInFlight = kRowTiles * kStepKV < 256 ? 2 : 1;
-
 // One aligned copy into shared memory, in the background where the hardware can (not 2 bytes).
 template <int kBytes>
 __device__ __forceinline__ void copy(Element* to, const Element* from, bool valid) {
@@ -263,27 +260,41 @@ __device__ __forceinline__ void copy(Element* to, const Element* from, bool vali
 }
 
 // Fills a tile of kRows x kCols from rows of global memory, all threads together. What lies beyond
-// `rows` or kValidCols becomes zero, so padding never reaches a product.
+// `rows` or kValidCols becomes zero, so padding never reaches a product. Of a whole tile nothing need
+// be asked, and its addresses are constants apart.
 template <int kRows, int kCols, int kValidCols, bool kSwizzled = true>
 __device__ __forceinline__ void copy_tile(Element* tile, const Element* source, i64 stride,
                                           int rows) {
   constexpr int kBytes = copy_bytes(kValidCols);
   constexpr int kElements = kBytes / int(sizeof(Element));
   constexpr int kRowThreads = min_power_of_two(kCols / kElements, kThreads);
-  constexpr int kColumnSteps = (kCols / kElements + kRowThreads - 1) / kRowThreads;
-  constexpr int kRowsInFlight = kColumnSteps < kCopiesInFlight ? kCopiesInFlight / kColumnSteps : 1;
+  constexpr int kRowStep = kThreads / kRowThreads, kColStep = kRowThreads * kElements;
+  constexpr int kColSteps = (kCols + kColStep - 1) / kColStep;
+  constexpr bool kEven = kCols == kValidCols && kCols % kColStep == 0 && kRows % kRowStep == 0;
   const int first_col = threadIdx.x % kRowThreads * kElements;
   const int first_row = threadIdx.x / kRowThreads;
-  source += first_row * stride;
-#pragma unroll kRowsInFlight
-  for (int row = first_row; row < kRows; row += kThreads / kRowThreads) {
+  source += first_row * stride + first_col;
+  const auto at = [&](int row, int col) {
+    return chunk_at<kCols, kSwizzled>(tile, row, col / kChunkElements) + col % kChunkElements;
+  };
+  if (kEven && rows >= kRows) {
 #pragma unroll
-    for (int col = first_col; col < kCols; col += kRowThreads * kElements) {
-      Element* chunk = chunk_at<kCols, kSwizzled>(tile, row, col / kChunkElements);
-      const bool valid = row < rows && col < kValidCols;
-      copy<kBytes>(chunk + col % kChunkElements, source + col, valid);
+    for (int i = 0; i < kRows / kRowStep * kColSteps; ++i) {
+      const int col = i % kColSteps * kColStep;
+      copy<kBytes>(at(first_row + i / kColSteps * kRowStep, first_col + col), source + col, true);
+      if ((i + 1) % kColSteps == 0) source += kRowStep * stride;
     }
-    source += kThreads / kRowThreads * stride;
+    return;
+  }
+#pragma unroll 1
+  for (int row = first_row; row < kRows; row += kRowStep) {
+#pragma unroll
+    for (int i = 0; i < kColSteps; ++i) {
+      const int col = first_col + i * kColStep;
+      const bool valid = row < rows && col < kValidCols;
+      if (col < kCols) copy<kBytes>(at(row, col), source + i * kColStep, valid);
+    }
+    source += kRowStep * stride;
   }
 }
 
@@ -411,6 +422,30 @@ __device__ __forceinline__ void mask_scores(Scores& s, int query, int key, int s
   }
 }
 
+// A row of scores lies in one quad of lanes.
+__device__ __forceinline__ float quad_max(float x) {
+  x = fmaxf(x, __shfl_xor_sync(~0u, x, 1));
+  return fmaxf(x, __shfl_xor_sync(~0u, x, 2));
+}
+
+__device__ __forceinline__ float quad_sum(float x) {
+  x += __shfl_xor_sync(~0u, x, 1);
+  return x + __shfl_xor_sync(~0u, x, 2);
+}
+
+// A row that has seen no key has maximum -inf; its exponents are taken from 0 instead.
+__device__ __forceinline__ float reference_of(float max) { return max == -kInfinity ? 0.f : max; }
+
+// Natural logarithm of a row's sum of exp(scale s); -inf for a row that saw no key.
+__device__ __forceinline__ float log_sum_exp(float max, float sum, float scale_log2) {
+  return (max * scale_log2 + ptx::lg2(sum)) * kLn2;
+}
+
+// The row of the tile that a thread's i-th row of fragments is.
+__device__ __forceinline__ int tile_row(int i) {
+  return threadIdx.x / 32 * kWarpRows + 8 * i + threadIdx.x % 32 / 4;
+}
+
 // ---- Online softmax -----------------------------------------------------------------------------
 // Milakov and Gimelshein 2018; FlashAttention-2, algorithm 1. A thread keeps, for each of its rows,
 // the largest score so far and its own share of the row's sum of exponentials.
@@ -427,19 +462,6 @@ __device__ __forceinline__ void reset(RowState& row) {
     row.sum[i / 2][i % 2] = 0.f;
   }
 }
-
-__device__ __forceinline__ float quad_max(float x) {
-  x = fmaxf(x, __shfl_xor_sync(~0u, x, 1));
-  return fmaxf(x, __shfl_xor_sync(~0u, x, 2));
-}
-
-__device__ __forceinline__ float quad_sum(float x) {
-  x += __shfl_xor_sync(~0u, x, 1);
-  return x + __shfl_xor_sync(~0u, x, 2);
-}
-
-// A row that has seen no key has maximum -inf; its exponents are taken from 0 instead.
-__device__ __forceinline__ float reference_of(float max) { return max == -kInfinity ? 0.f : max; }
 
 // Turns scores into weights exp(scale (s - max)), and rescales what was summed under the old
 // maximum. The maximum is subtracted before scaling: the largest weight is then exactly 1, however
@@ -469,14 +491,11 @@ __device__ __forceinline__ void online_softmax(Scores& s, Accumulator& o, RowSta
   }
 }
 
-// Natural logarithm of a row's sum of exp(scale s); -inf for a row that saw no key.
-__device__ __forceinline__ float log_sum_exp(float max, float sum, float scale_log2) {
-  return (max * scale_log2 + ptx::lg2(sum)) * kLn2;
-}
-
-// The row of the tile that a thread's i-th row of fragments is.
-__device__ __forceinline__ int tile_row(int i) {
-  return threadIdx.x / 32 * kWarpRows + 8 * i + threadIdx.x % 32 / 4;
+// Turns scores into rounded weights, exp(scale (s - max)), and keeps O and the sums in step.
+__device__ __forceinline__ void weigh(Weights& p, Scores& s, Accumulator& o, RowState& row,
+                                      float scale_log2) {
+  online_softmax(s, o, row, scale_log2);
+  round_weights(p, s);
 }
 
 // Divides O by the sums, once, and writes the log-sum-exp of each row. A row that saw no key
@@ -587,17 +606,21 @@ v2_fwd_sm90_fp32_d64_causal_c48e90f5(
   zero(o_acc);
   reset(row);
   const int warp_query = first_query + threadIdx.x / 32 * kWarpRows;
+  const int warp_last = min(warp_query + kWarpRows, seq_q) - 1;
+  const int warp_keys = warp_query < seq_q ? visible_keys(warp_last, seq_q, seq_kv) : 0;
   for (int j = 0; j < kv_tiles; ++j) {
     const int key = (kv_tiles - 1 - j) * kBlockKV;
+    const bool sees = key < warp_keys;  // the warp, of the tile
     advance(2 * j);
-    scores(s, q_tile, slot(2 * j));
-    if (key + kBlockKV > visible_keys(warp_query, seq_q, seq_kv)) {
-      mask_scores(s, warp_query, key, seq_q, seq_kv);
+    if (sees) {
+      scores(s, q_tile, slot(2 * j));
+      if (key + kBlockKV > visible_keys(warp_query, seq_q, seq_kv)) {
+        mask_scores(s, warp_query, key, seq_q, seq_kv);
+      }
+      weigh(p, s, o_acc, row, scale_log2);
     }
-    online_softmax(s, o_acc, row, scale_log2);
-    round_weights(p, s);
     advance(2 * j + 1);
-    accumulate(o_acc, p, slot(2 * j + 1));
+    if (sees) accumulate(o_acc, p, slot(2 * j + 1));
   }
 
   ptx::cp_async_wait_group<0>();

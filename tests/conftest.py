@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from functools import cache
+from typing import Any
 
 # Before NumPy is imported: its threads of one worker only get in the way of the other workers'.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
@@ -65,8 +66,9 @@ def sketch() -> Callable[..., Kernel]:
         head_dim: int = 16,
         block_q: int = 16,
         block_kv: int = 32,
+        **options: Any,
     ) -> Kernel:
-        problem = Problem(dtype=dtype, causal=causal, head_dim=head_dim)
+        problem = Problem(dtype=dtype, causal=causal, head_dim=head_dim, **options)
         spec = KernelSpec(
             algo=algo,
             pass_="fwd",
@@ -76,7 +78,10 @@ def sketch() -> Callable[..., Kernel]:
             head_dim=head_dim,
             head_dim_v=head_dim,
             tile=Tile(block_q=block_q, block_kv=block_kv, warps=1),
-            mask="causal" if causal else "full",
+            mask=problem.mask,
+            softcap=problem.softcap > 0,
+            bias=problem.bias,
+            varlen=problem.varlen,
         )
         plan = Plan(problem=problem, gpu="none", kernel=spec, smem_bytes=64 << 10)
         return Kernel(spec.stem, "", plan)

@@ -46,6 +46,7 @@ enum Kind : std::uint32_t {
   kSyncwarp,
   kEx2,
   kLg2,
+  kRcp,
   kCvt,
   kSharedLoad,
   kSharedStore,
@@ -55,7 +56,7 @@ enum Kind : std::uint32_t {
   kKinds
 };
 
-// `count` is instructions of a warp; of ex2, lg2 and cvt it is threads.
+// `count` is instructions of a warp; of ex2, lg2, rcp and cvt it is threads.
 struct Operation {
   std::uint64_t count, bytes, wavefronts, conflicts;
 };

@@ -30,6 +30,7 @@ void mma(Type type, unsigned depth, float* d, const unsigned* a, const unsigned*
 
 float ex2(float x, unsigned line);
 float lg2(float x, unsigned line);
+float rcp(float x, unsigned line);
 unsigned cvt_pair(Type type, float low, float high, unsigned line);
 float cvt_from(Type type, unsigned code, unsigned line);
 unsigned cvt_f16x2_e4m3x2(unsigned pair, unsigned line);

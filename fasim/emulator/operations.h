@@ -384,6 +384,11 @@ float lg2(float x, unsigned line) {
   return std::log2(x);
 }
 
+float rcp(float x, unsigned line) {
+  count_one(kRcp, line);
+  return flushed(1 / flushed(x));
+}
+
 unsigned cvt_pair(Type type, float low, float high, unsigned line) {
   count_one(kCvt, line);
   if (type == kE4m3) return E4m3::encode(low, true) | E4m3::encode(high, true) << 8;

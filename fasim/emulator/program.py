@@ -25,10 +25,17 @@ from fasim.errors import CheckFailed, UsageError
 Array = NDArray[Any]
 
 KINDS = (
-    *("mma", "ldmatrix", "cp.async", "shuffle", "vote", "barrier", "syncwarp", "ex2", "lg2", "cvt"),
+    *("mma", "ldmatrix", "cp.async", "shuffle", "vote", "barrier", "syncwarp"),
+    *("ex2", "lg2", "rcp", "cvt"),
     *("shared load", "shared store", "global load", "global store", "atomic"),
 )
-BY_THREAD = ("ex2", "lg2", "cvt", "atomic")  # counted for each thread, the rest for each warp
+BY_THREAD = (
+    "ex2",
+    "lg2",
+    "rcp",
+    "cvt",
+    "atomic",
+)  # counted by threads, the rest by warps
 WARP = 32
 MOST_THREADS, MOST_SHARED = 1024, 227 << 10  # of a block, on any GPU so far
 MOST_ARRAYS, OUTER = 32, 3

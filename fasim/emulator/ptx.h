@@ -56,6 +56,7 @@ FASIM_MMA_K8(mma_m16n8k8_bf16, kBf16)
 
 __forceinline__ float ex2(float x, FASIM_LINE) { return emulator::ex2(x, line); }
 __forceinline__ float lg2(float x, FASIM_LINE) { return emulator::lg2(x, line); }
+__forceinline__ float rcp(float x, FASIM_LINE) { return emulator::rcp(x, line); }
 __forceinline__ unsigned cvt_f16x2(float low, float high, FASIM_LINE) {
   return emulator::cvt_pair(emulator::kF16, low, high, line);
 }

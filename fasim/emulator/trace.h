@@ -48,6 +48,7 @@ class Tracer {
       case kVote:
       case kEx2:
       case kLg2:
+      case kRcp:
       case kCvt:
         return kSoftmax;
       case kBarrier:

@@ -22,6 +22,7 @@ SORTS = {
     "vote": "softmax",
     "ex2": "softmax",
     "lg2": "softmax",
+    "rcp": "softmax",
     "cvt": "softmax",
     "cp.async": "copy",
     "global load": "load",

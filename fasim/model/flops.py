@@ -22,8 +22,8 @@ def useful(problem: Problem, pass_: str) -> int:
 
 
 def executed(problem: Problem, algo: str, pass_: str, tiles: Tiles) -> Ints:
-    """FLOPs the matrix units do: whole tiles (V1: whole steps over a tile's keys), padded head
-    dimensions, S again in flash backward.
+    """FLOPs the matrix units do: whole tiles (V1: whole steps over a tile's keys; V2 forward: what
+    a warp's rows see of a tile), padded head dimensions, S again in flash backward.
 
     Standard attention masks after its matmul, so it multiplies every pair.
     """
@@ -36,5 +36,6 @@ def executed(problem: Problem, algo: str, pass_: str, tiles: Tiles) -> Ints:
     if algo == "v2_split":
         steps = packed_visits(problem, tiles).steps
         return heads // problem.group * per_pair * steps * tiles.block_q * tiles.block_kv
-    steps = visits(problem, tiles.block_q, tiles.step_kv).steps
-    return heads * per_pair * steps * tiles.block_q * tiles.step_kv
+    rows = tiles.rows_per_warp if (algo, pass_) == ("v2", "fwd") else tiles.block_q
+    steps = visits(problem, rows, tiles.step_kv).steps
+    return heads * per_pair * steps * rows * tiles.step_kv

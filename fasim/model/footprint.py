@@ -27,7 +27,7 @@ RING_REGISTERS = 8
 # accumulators on all there are. Beyond the third it would spill in earnest.
 V1_BASE = 88
 V1_PER_ACCUMULATOR = {"fp32": 2.6, "fp16": 1.2, "bf16": 1.2}
-V1_SMALL, V1_MOST = 100, 144
+V1_SMALL, V1_MOST, V1_MOST_WITH_OPTIONS = 100, 144, 136
 MOST_REGISTERS = 255
 # Blocks of fewer than four warps copy more a thread.
 SMALL_BLOCK_REGISTERS = 20
@@ -37,6 +37,8 @@ SMALL_BLOCK_REGISTERS = 20
 WIDE_REGISTERS, SCORES_PER_LIMIT = 8, 16
 FP32_REGISTERS = 28  # wider fragments, the weights of four keys
 MANY_SCORES, SCORES_PER_LOAD = 128, 2
+# What the options of the scores keep besides: limits, factors, addresses, values on their way.
+OPTION_REGISTERS = {"window": 12, "softcap": 4, "ALiBi": 8, "dense bias": 24, "sequences": 8}
 # What the compiler uses when it may, to have more loads in flight: fitted to nvcc 13.0.
 WANTED_BASE, WANTED_PER_ACCUMULATOR = 62, 1.17
 # Split keys: limits of packed rows, this warp's place in a tile; fp32 spills a few addresses with
@@ -164,17 +166,40 @@ def _special(problem: Problem, tiles: Tiles) -> Ints:
     wide = WIDE_REGISTERS * ((longest > 128) | ((longest > 64) & (scores > 64)))
     small = SMALL_BLOCK_REGISTERS * (tiles.warps < 4) + FP32_REGISTERS * (problem.dtype == "fp32")
     loads = np.maximum(scores - MANY_SCORES, 0) // SCORES_PER_LOAD
-    return np.asarray(limits + wide + small + loads + RING_REGISTERS * (tiles.stages > 1))
+    options = sum(option_registers(problem).values())
+    return np.asarray(limits + wide + small + loads + options + RING_REGISTERS * (tiles.stages > 1))
+
+
+def option_registers(problem: Problem) -> dict[str, int]:
+    """OPTION_REGISTERS of the options that a problem has."""
+    asked = {
+        "window": problem.mask == "window",
+        "softcap": problem.softcap > 0,
+        "ALiBi": problem.bias == "alibi",
+        "dense bias": problem.dense,
+        "sequences": problem.varlen,
+    }
+    return {name: OPTION_REGISTERS[name] for name, wanted in asked.items() if wanted}
 
 
 def _v1_fwd_registers(problem: Problem, tiles: Tiles) -> Ints:
     """V2's, or what V1 takes by itself where that is more."""
     accumulators = _accumulators(problem, tiles)
-    taken = V1_BASE + V1_PER_ACCUMULATOR[problem.dtype] * accumulators
+    taken = v1_base(problem) + V1_PER_ACCUMULATOR[problem.dtype] * accumulators
     rounded = np.minimum(round_up(taken.astype(np.int64), 8), MOST_REGISTERS)
     needed = np.where(accumulators < V1_SMALL, rounded, MOST_REGISTERS)
-    excess = np.maximum(accumulators - V1_MOST, 0)
+    excess = np.maximum(accumulators - v1_most(problem), 0)
     return np.asarray(np.maximum(needed, _mma_fwd_registers(problem, tiles)) + excess)
+
+
+def v1_base(problem: Problem) -> int:
+    """What V1 takes besides its accumulators."""
+    return V1_BASE + sum(option_registers(problem).values())
+
+
+def v1_most(problem: Problem) -> int:
+    """Accumulators beyond which V1 would spill."""
+    return V1_MOST_WITH_OPTIONS if option_registers(problem) else V1_MOST
 
 
 def _mma_bwd_registers(problem: Problem, tiles: Tiles) -> Any:
@@ -232,6 +257,7 @@ class Tensors:
     v: int
     o: int
     lse: int
+    bias: int  # a dense one, not broadcast
     scores: int  # one seq x seq_kv matrix per head, as standard attention stores S or P
 
     @classmethod
@@ -245,6 +271,7 @@ class Tensors:
             v=keys * p.head_dim_v * e,
             o=rows * p.head_dim_v * p.out_bytes,
             lse=rows * 4,
+            bias=rows * p.seq_kv * p.bias_bytes * p.dense,
             scores=rows * p.seq_kv * score_bytes,
         )
 
@@ -268,7 +295,7 @@ def _standard_hbm(problem: Problem, algo: str, pass_: str) -> HbmBytes:
     """S and P live together forward; P, dP and dS backward."""
     t = Tensors.of(problem)
     if pass_ == "fwd":
-        return HbmBytes(inputs=t.q + t.kv, outputs=t.o, s_and_p=2 * t.scores)
+        return HbmBytes(inputs=t.q + t.kv + t.bias, outputs=t.o, s_and_p=2 * t.scores)
     outputs = t.q + t.kv + (t.o if pass_ == "train" else 0)
     return HbmBytes(inputs=t.q + t.kv + t.o, outputs=outputs, s_and_p=2 * t.scores, saved=t.scores)
 
@@ -278,7 +305,7 @@ def _flash_hbm(problem: Problem, algo: str, pass_: str) -> HbmBytes:
     t = Tensors.of(problem)
     forward = _v1_workspace(problem) if algo == "v1" else 0
     if pass_ == "fwd":
-        return HbmBytes(inputs=t.q + t.kv, outputs=t.o + t.lse, workspace=forward)
+        return HbmBytes(inputs=t.q + t.kv + t.bias, outputs=t.o + t.lse, workspace=forward)
     backward = _dq_workspace(problem)
     return HbmBytes(
         inputs=t.q + t.kv + t.o,  # dO is as large as O

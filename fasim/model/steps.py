@@ -19,6 +19,13 @@ from fasim.problem import Problem
 # Instructions an element of S costs besides its exponential: max, fused multiply-add, add, half a
 # conversion, and the issue of ex2 itself.
 SOFTMAX_INSTRUCTIONS = 5.5
+# What an option adds to an element of S, counted in templates/device/score.cuh: instructions, and
+# exponentials or reciprocals among them.
+SOFTCAP_INSTRUCTIONS, SOFTCAP_MUFU = 14.0, 2
+ALIBI_INSTRUCTIONS, DENSE_INSTRUCTIONS = 3.0, 6.0
+# V2 in 16 bits looks for no maximum but in the first tile of a row, and needs one instruction for
+# the difference and its scale.
+LAZY_SAVES = 2.0
 # Backward: multiply-add, issue of ex2, dP - D, product with P, two half conversions.
 BACKWARD_INSTRUCTIONS = 6.0
 # Share of the shorter of exponentials and other instructions that shows beside the longer.
@@ -66,6 +73,14 @@ class _Shape:
         self.d, self.dv = padded(problem.head_dim), padded(problem.head_dim_v)
         self.e, self.dtype = problem.element_bytes, problem.dtype
         self.scores = self.m * self.n
+        capped = problem.softcap > 0
+        self.mufu = 1 + SOFTCAP_MUFU * capped
+        self.instructions = (
+            SOFTMAX_INSTRUCTIONS
+            + SOFTCAP_INSTRUCTIONS * capped
+            + ALIBI_INSTRUCTIONS * (problem.bias == "alibi")
+            + DENSE_INSTRUCTIONS * problem.dense
+        )
         self.kv_bytes = self.n * (self.d + self.dv) * self.e
         self.q_bytes = self.m * self.d * self.e
         self.rows_bytes = self.m * (self.d + self.dv) * self.e  # Q and dO
@@ -83,9 +98,16 @@ def _busy(shape: _Shape) -> Any:
 
 def _softmax(shape: _Shape, rates: Rates) -> Any:
     """Exponentials beside the other instructions, with the rescaling of O."""
-    exponentials = shape.scores / rates.mufu
-    issue = (SOFTMAX_INSTRUCTIONS * shape.scores + shape.m * shape.dv) / rates.lanes
+    exponentials = shape.mufu * shape.scores / rates.mufu
+    issue = (shape.instructions * shape.scores + shape.m * shape.dv) / rates.lanes
     return _beside(exponentials, issue) * (E4M3_SOFTMAX if shape.dtype == "e4m3" else 1.0)
+
+
+def _lazy_softmax(shape: _Shape, rates: Rates) -> Any:
+    """As _softmax, but O is not rescaled."""
+    exponentials = shape.mufu * shape.scores / rates.mufu
+    issue = (shape.instructions - LAZY_SAVES) * shape.scores / rates.lanes
+    return _beside(exponentials, issue)
 
 
 def _softmax_bwd(shape: _Shape, rates: Rates) -> Any:
@@ -121,6 +143,13 @@ def _split_fwd(shape: _Shape, rates: Rates) -> Step:
     q_once = shape.q_bytes * (shape.n // shape.tiles.step_kv - 1)
     smem = step.smem + (again - q_once) / rates.smem_bytes
     return replace(step, softmax=step.softmax + rescaled, smem=smem)
+
+
+def _v2_fwd(shape: _Shape, rates: Rates) -> Step:
+    step = _mma_fwd(shape, rates)
+    if shape.dtype == "fp32":
+        return step
+    return replace(step, softmax=_lazy_softmax(shape, rates) / _busy(shape))
 
 
 def _v1_fwd(shape: _Shape, rates: Rates) -> Step:
@@ -183,7 +212,7 @@ def _wgmma_bwd(shape: _Shape, rates: Rates) -> Step:
 
 _STEPS: dict[tuple[str, str], Callable[[_Shape, Rates], Step]] = {
     ("v1", "fwd"): _v1_fwd,
-    ("v2", "fwd"): _mma_fwd,
+    ("v2", "fwd"): _v2_fwd,
     ("v2_split", "fwd"): _split_fwd,
     ("v3", "fwd"): _wgmma_fwd,
     ("v1", "bwd"): _v1_bwd,

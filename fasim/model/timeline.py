@@ -30,6 +30,8 @@ TERMS = ("tensor", "mufu", "smem", "l2", "hbm", "launch")
 # other's waits. A lone block shows the third share of all of them besides, n blocks an n-th each.
 PIPES_SHOW, SOFTMAX_SHOWS, LONE_SHOWS = 0.46, 0.95, 0.26
 FP32_PIPES_SHOW = 0.7  # fused multiply-adds take the issue slots that the reads need
+# V2 in 16 bits: no maximum, no rescaling, unrolled copies leave less in the way of the products.
+LAZY_PIPES_SHOW, LAZY_SOFTMAX_SHOWS, LAZY_SYNC_CLOCKS = 0.40, 0.80, 150.0
 # ---- and backward: share of the shorter of matmul and operand reads that shows; share of the
 # softmax that very many independent blocks of an SM would hide; n hide 1 - 1/n of it ----
 READS_SHOW = 0.1
@@ -152,10 +154,18 @@ class _Flash:
             shown = 1 - HIDDEN * (1 - 1 / independent)
             waits = (sync + self._exposed()) / independent
             return np.maximum(_matmul(s) + shown * s.softmax + waits, s.l2)
-        pipes = FP32_PIPES_SHOW if self.problem.dtype == "fp32" else PIPES_SHOW
-        shown = pipes * (s.tensor + s.smem) + SOFTMAX_SHOWS * s.softmax
+        pipes, softmax, sync = self._shows()
+        shown = pipes * (s.tensor + s.smem) + softmax * s.softmax
         lone = (LONE_SHOWS * s.serial + self._exposed()) / independent
         return np.maximum(shown + lone + sync, s.longest)
+
+    def _shows(self) -> tuple[float, float, float]:
+        """Shares of products and reads, and of softmax, that show in a step; its barriers."""
+        if self.problem.dtype == "fp32":
+            return FP32_PIPES_SHOW, SOFTMAX_SHOWS, SYNC_CLOCKS["fwd"]
+        if self.algo == "v2":
+            return LAZY_PIPES_SHOW, LAZY_SOFTMAX_SHOWS, LAZY_SYNC_CLOCKS
+        return PIPES_SHOW, SOFTMAX_SHOWS, SYNC_CLOCKS["fwd"]
 
     def _perfect(self, resident: Any) -> Any:
         return self.step.longest + 0 * resident
@@ -331,7 +341,7 @@ def _standard_launches(problem: Problem, pass_: str) -> list[tuple[int, int, int
     """(FLOPs, passes over a score matrix, other bytes) of every launch."""
     t, pairs = Tensors.of(problem), problem.batch * problem.heads * problem.seq * problem.seq_kv
     over_d, over_dv = 2 * pairs * problem.head_dim, 2 * pairs * problem.head_dim_v
-    forward = [(over_d, 1, t.q + t.k), (0, 2, 0), (over_dv, 1, t.v + t.o)]
+    forward = [(over_d, 1, t.q + t.k), (0, 2, t.bias), (over_dv, 1, t.v + t.o)]
     backward = [
         (over_dv, 1, t.o + t.v),  # dV = P' dO
         (over_dv, 1, t.o + t.v),  # dP = dO V'

@@ -63,14 +63,37 @@ def issued(problem: Problem, algo: str, pass_: str, tiles: Tiles) -> Bytes:
     if algo == "v2_split":
         return _v2_split(problem, tiles)
     seen = visits(problem, tiles.block_q, tiles.block_kv)
-    return _ISSUED[algo, pass_](problem, seen)
+    moved = _ISSUED[algo, pass_](problem, seen)
+    if pass_ != "fwd":
+        return moved
+    return Bytes.by_tensor({**moved.reads, **_option_reads(problem, algo, tiles)}, moved.writes)
+
+
+def _option_reads(problem: Problem, algo: str, tiles: Tiles) -> dict[str, Any]:
+    """What only some kernels read forward. Every thread reads its head's slope and its sequence's
+    ends; a dense bias is read once wherever a q tile (V2: a warp's rows) meets the keys it visits.
+    """
+    p, heads = problem, problem.batch * problem.heads
+    seen = visits(problem, tiles.block_q, tiles.step_kv)
+    per_head = np.minimum(seen.q_tiles, 1) if algo == "v1" else seen.q_tiles
+    threads = heads * per_head * tiles.threads
+    reads: dict[str, Any] = {}
+    if p.bias == "alibi":
+        reads["slopes"] = 4 * threads
+    if p.dense:
+        rows = tiles.block_q if algo == "v1" else tiles.rows_per_warp
+        reads["bias"] = heads * visits(problem, rows, tiles.step_kv).pairs * p.bias_bytes
+    if p.varlen:
+        reads |= {"cu_seqlens_q": 8 * threads, "cu_seqlens_k": 8 * threads}
+    return reads
 
 
 def _standard(problem: Problem, pass_: str) -> Bytes:
     """Unfused launches, scale and mask inside the softmax: 4 passes over S or P, backward 7."""
     t = Tensors.of(problem)
+    bias = {"bias": t.bias} if t.bias else {}
     forward = Bytes.by_tensor(
-        {"q": t.q, "k": t.k, "v": t.v, "s": t.scores, "p": t.scores},
+        {"q": t.q, "k": t.k, "v": t.v, "s": t.scores, "p": t.scores, **bias},
         {"s": t.scores, "p": t.scores, "o": t.o},
     )
     backward = Bytes.by_tensor(
@@ -219,7 +242,7 @@ def dram(
     if algo == "standard":
         return _standard_dram(problem, gpu, pass_, asked)
     if algo == "v2_split":
-        return _split_dram(problem, gpu, tiles)
+        return _split_dram(problem, gpu, tiles, asked)
     resident = gpu.sm_count * np.maximum(blocks_per_sm, 1)
     if algo == "v1":
         return _v1_dram(problem, gpu, pass_, asked, resident)
@@ -235,10 +258,10 @@ def _standard_dram(problem: Problem, gpu: Gpu, pass_: str, asked: Bytes) -> Byte
     return Bytes(asked.read - hit_read * scores, asked.write - hit_write * scores)
 
 
-def _split_dram(problem: Problem, gpu: Gpu, tiles: Tiles) -> Bytes:
+def _split_dram(problem: Problem, gpu: Gpu, tiles: Tiles, asked: Bytes) -> Bytes:
     """The q tiles of a split walk its keys side by side, so those come once. The parts stay in the
     L2 until they are combined, where they fit."""
-    least, parts = _least(problem, "fwd"), parts_bytes(problem, tiles.splits)
+    least, parts = _least(problem, "fwd", asked), parts_bytes(problem, tiles.splits)
     spilled = np.where(parts <= L2_SHARE * gpu.l2_bytes, 0, parts)
     return Bytes(least.read + spilled, least.write + spilled)
 
@@ -251,7 +274,7 @@ def _v1_dram(problem: Problem, gpu: Gpu, pass_: str, asked: Bytes, resident: Int
         row = e * (p.head_dim + 2 * p.head_dim_v) + 4 * (p.head_dim + 1)
     alive = np.minimum(resident, p.batch * p.heads) * p.seq * row
     fits = alive <= L2_SHARE * gpu.l2_bytes
-    least = _least(problem, pass_)
+    least = _least(problem, pass_, asked)
     return Bytes(
         np.where(fits, np.minimum(least.read, asked.read), asked.read),
         np.where(fits, np.minimum(least.write, asked.write), asked.write),
@@ -276,17 +299,18 @@ def _walk_dram(
     convoy = np.minimum(resident, per_walk)
     passes = np.where(alive <= L2_SHARE * gpu.l2_bytes, 1, ceil_div(per_walk, convoy))
     extra = np.where(passes > 1, passes * (1 + DRIFT) - 1, 0.0)
-    least = _least(problem, pass_)
+    least = _least(problem, pass_, asked)
     t = Tensors.of(problem)
     walked = t.kv if forward else t.q + t.o
     read = (least.read + walked * extra).astype(np.int64)
     return Bytes(np.minimum(read, asked.read), np.minimum(least.write, asked.write))
 
 
-def _least(problem: Problem, pass_: str) -> Bytes:
-    """Every input read once, every result written once; backward also its fp32 dQ."""
+def _least(problem: Problem, pass_: str, asked: Bytes) -> Bytes:
+    """Every input read once, every result written once; backward also its fp32 dQ. No element of a
+    dense bias is asked for twice."""
     t = Tensors.of(problem)
     if pass_ == "fwd":
-        return Bytes(t.q + t.kv, t.o + t.lse)
+        return Bytes(t.q + t.kv + asked.reads.get("bias", 0), t.o + t.lse)
     dq = problem.batch * problem.heads * problem.seq * problem.head_dim * 4
     return Bytes(t.q + t.kv + 2 * t.o + t.lse + dq, t.q + t.kv + dq)

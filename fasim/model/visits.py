@@ -21,7 +21,8 @@ class Visits:
     """Counts of one head, an array entry per tile shape.
 
     ``steps``: (q tile, K/V tile) pairs visited; ``rows``: query rows of those pairs, tails clipped;
-    ``keys``: keys of those pairs, clipped to the sequence; ``longest``: most steps of one q tile (a
+    ``keys``: keys of those pairs, clipped to the sequence; ``pairs``: rows times keys, summed over
+    them; ``longest``: most steps of one q tile (a
     bound by one when windowed); ``blind``, ``blind_rows``: q tiles that see no key, and their rows.
     """
 
@@ -30,6 +31,7 @@ class Visits:
     steps: Ints
     rows: Ints
     keys: Ints
+    pairs: Ints
     longest: Ints
     blind: Ints
     blind_rows: Ints
@@ -139,13 +141,16 @@ class _Walk:
         last_steps = np.where(self.has_last, self._last_steps(), 0)
         steps = self._steps_to_ends() - self._steps_to_starts()
         missing = self.q_tiles * self.block_q - self.seq
+        keys = steps * self.block_kv - self._missing_keys()
+        last_keys = last_steps * self.block_kv - self._lacking * self._last_touches
         unseeing, last_blind = self._blind()
         return Visits(
             q_tiles=self.q_tiles,
             kv_tiles=self.kv_tiles,
             steps=steps,
             rows=steps * self.block_q - missing * last_steps,
-            keys=steps * self.block_kv - self._missing_keys(),
+            keys=keys,
+            pairs=keys * self.block_q - missing * last_keys,
             longest=self._longest(),
             blind=unseeing,
             blind_rows=unseeing * self.block_q - missing * last_blind,
@@ -176,11 +181,22 @@ class _Walk:
 
     def _missing_keys(self) -> Ints:
         """Keys that ragged last K/V tiles lack, over all visits of them."""
-        lacking = self.kv_tiles * self.block_kv - self.seq_kv
-        edge = (self.kv_tiles - 1) * self.block_kv  # a q tile that ends beyond it visits the last
-        before = np.clip(ceil_div(edge + 1 - self.end, self.block_q) - 1, 0, self.full)
-        touching = self.full - before + (self.has_last & (self.last_end > edge))
-        return np.asarray(lacking * touching)
+        before = np.clip(ceil_div(self._edge + 1 - self.end, self.block_q) - 1, 0, self.full)
+        return np.asarray(self._lacking * (self.full - before + self._last_touches))
+
+    @property
+    def _lacking(self) -> Ints:
+        """Keys that the last K/V tile lacks."""
+        return np.asarray(self.kv_tiles * self.block_kv - self.seq_kv)
+
+    @property
+    def _edge(self) -> Ints:
+        """Where the last K/V tile begins: a q tile that ends beyond it visits it."""
+        return np.asarray((self.kv_tiles - 1) * self.block_kv)
+
+    @property
+    def _last_touches(self) -> Ints:
+        return np.asarray(self.has_last & (self.last_end > self._edge))
 
     def _blind(self) -> tuple[Ints, Ints]:
         """Number of q tiles without a visible key, and whether the last one is among them."""

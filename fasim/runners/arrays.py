@@ -16,12 +16,15 @@ from numpy.typing import NDArray
 
 from fasim import reference
 from fasim.errors import UsageError
-from fasim.plan import Launch, Scalar, contiguous_strides
+from fasim.plan import Launch, Scalar, contiguous_strides, kernel_strides
 from fasim.render import Kernel
 
 Array = NDArray[Any]
 
-DTYPES: dict[str, np.dtype[Any]] = {n: np.dtype(dtype) for n, dtype in reference.DTYPES.items()}
+DTYPES: dict[str, np.dtype[Any]] = {
+    **{name: np.dtype(dtype) for name, dtype in reference.DTYPES.items()},
+    "int32": np.dtype(np.int32),
+}
 POISON = 0xFF  # as fp32, fp16 or bf16 these bytes are a NaN that no arithmetic produces
 FORMATS = {"ptr": "P", "i32": "i", "i64": "q", "f32": "f", "i64x3": "qqq"}
 
@@ -113,7 +116,7 @@ def check_array(name: str, view: View, shape: tuple[int, ...], dtype: str) -> No
     if view.shape != shape:
         raise UsageError(
             f"{name} has shape {view.shape}, this launch needs {shape}",
-            hint="shapes are (batch, heads, seq, head_dim)",
+            hint="shapes are (batch, heads, seq, head_dim), packed (tokens, heads, head_dim)",
         )
 
 
@@ -138,7 +141,8 @@ def actual_scalars(launch: Launch, steps: Mapping[str, tuple[int, ...]]) -> dict
     """The launch's scalars with the strides (in elements) of the inputs that are really passed;
     outputs are contiguous."""
     outputs = {name: contiguous_strides(shape) for name, (shape, _) in launch.outputs.items()}
-    actual = {f"{name}_strides": strides[:3] for name, strides in {**steps, **outputs}.items()}
+    both = {**steps, **outputs}
+    actual = {f"{name}_strides": kernel_strides(strides) for name, strides in both.items()}
     return {**launch.scalars, **{k: v for k, v in actual.items() if k in launch.scalars}}
 
 

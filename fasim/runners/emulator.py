@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from fasim.emulator.build import build_kernel
 from fasim.emulator.program import Argument, Execution, Program, Span
 from fasim.errors import CheckFailed, MissingToolError
-from fasim.plan import Launch, copy_bytes
+from fasim.plan import Launch, alignment
 from fasim.render import Kernel, memory_map
 from fasim.runners.arrays import (
     DTYPES,
@@ -180,7 +180,7 @@ def _input(name: str, array: Any, shape: tuple[int, ...], dtype: str) -> Array:
     where it lies."""
     host = host_array(name, array)
     check_array(name, View.of(host.__array_interface__), shape, dtype)
-    align = copy_bytes(shape[-1], dtype)
+    align = alignment(name, shape, dtype)
     view = View.of(host.__array_interface__)
     if not why_copy(view, align) and view.span_bytes() > COPIED:
         return host

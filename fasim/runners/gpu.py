@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from fasim.compile import compile_kernel
 from fasim.errors import CheckFailed, MissingToolError, NoPlanError, UsageError
-from fasim.plan import Launch, Stage, copy_bytes
+from fasim.plan import Launch, Stage, alignment
 from fasim.render import Kernel
 from fasim.runners import DeviceFault
 from fasim.runners.arrays import (
@@ -348,7 +348,7 @@ def _input(name: str, array: Any, shape: tuple[int, ...], dtype: str, heap: _Hea
     host = np.empty(0) if interface else host_array(name, array)
     view = View.of(interface or host.__array_interface__)
     check_array(name, view, shape, dtype)
-    align = copy_bytes(shape[-1], dtype)
+    align = alignment(name, shape, dtype)
     if not interface:
         return heap.upload(name, host, align)
     reason = why_copy(view, align)

@@ -1,24 +1,38 @@
 // Fills a tile of kRows x kCols from rows of global memory, all threads together. What lies beyond
-// `rows` or kValidCols becomes zero, so padding never reaches a product.
+// `rows` or kValidCols becomes zero, so padding never reaches a product. Of a whole tile nothing need
+// be asked, and its addresses are constants apart.
 template <int kRows, int kCols, int kValidCols, bool kSwizzled = true>
 __device__ __forceinline__ void copy_tile(Element* tile, const Element* source, i64 stride,
                                           int rows) {
   constexpr int kBytes = copy_bytes(kValidCols);
   constexpr int kElements = kBytes / int(sizeof(Element));
   constexpr int kRowThreads = min_power_of_two(kCols / kElements, kThreads);
-  constexpr int kColumnSteps = (kCols / kElements + kRowThreads - 1) / kRowThreads;
-  constexpr int kRowsInFlight = kColumnSteps < kCopiesInFlight ? kCopiesInFlight / kColumnSteps : 1;
+  constexpr int kRowStep = kThreads / kRowThreads, kColStep = kRowThreads * kElements;
+  constexpr int kColSteps = (kCols + kColStep - 1) / kColStep;
+  constexpr bool kEven = kCols == kValidCols && kCols % kColStep == 0 && kRows % kRowStep == 0;
   const int first_col = threadIdx.x % kRowThreads * kElements;
   const int first_row = threadIdx.x / kRowThreads;
-  source += first_row * stride;
-#pragma unroll kRowsInFlight
-  for (int row = first_row; row < kRows; row += kThreads / kRowThreads) {
+  source += first_row * stride + first_col;
+  const auto at = [&](int row, int col) {
+    return chunk_at<kCols, kSwizzled>(tile, row, col / kChunkElements) + col % kChunkElements;
+  };
+  if (kEven && rows >= kRows) {
 #pragma unroll
-    for (int col = first_col; col < kCols; col += kRowThreads * kElements) {
-      Element* chunk = chunk_at<kCols, kSwizzled>(tile, row, col / kChunkElements);
-      const bool valid = row < rows && col < kValidCols;
-      copy<kBytes>(chunk + col % kChunkElements, source + col, valid);
+    for (int i = 0; i < kRows / kRowStep * kColSteps; ++i) {
+      const int col = i % kColSteps * kColStep;
+      copy<kBytes>(at(first_row + i / kColSteps * kRowStep, first_col + col), source + col, true);
+      if ((i + 1) % kColSteps == 0) source += kRowStep * stride;
     }
-    source += kThreads / kRowThreads * stride;
+    return;
+  }
+#pragma unroll 1
+  for (int row = first_row; row < kRows; row += kRowStep) {
+#pragma unroll
+    for (int i = 0; i < kColSteps; ++i) {
+      const int col = first_col + i * kColStep;
+      const bool valid = row < rows && col < kValidCols;
+      if (col < kCols) copy<kBytes>(at(row, col), source + i * kColStep, valid);
+    }
+    source += kRowStep * stride;
   }
 }

@@ -1,7 +1,3 @@
-// Copies a loop step starts; the hardware keeps many more. Beside the widest scores their addresses
-// would not fit the registers.
-constexpr int kCopiesInFlight = kRowTiles * kStepKV < 256 ? 2 : 1;
-
 // One aligned copy into shared memory, in the background where the hardware can (not 2 bytes).
 template <int kBytes>
 __device__ __forceinline__ void copy(Element* to, const Element* from, bool valid) {

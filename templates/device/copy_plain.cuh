@@ -1,5 +1,3 @@
-constexpr int kCopiesInFlight = 4;  // loads a thread issues before it stores the first
-
 // One aligned copy into shared memory through a register.
 template <int kBytes>
 __device__ __forceinline__ void copy(Element* to, const Element* from, bool valid) {

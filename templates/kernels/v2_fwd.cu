@@ -27,6 +27,12 @@ static_assert((kQElements + kSlots * kSlotElements) * sizeof(Element) == kSmemBy
 //% include "ptx/cp_async.cuh"
 //% include "ptx/ex2.cuh"
 //% include "ptx/lg2.cuh"
+//% if kernel.softcap
+//% include "ptx/rcp.cuh"
+//% endif
+//% if kernel.bias_dtype == "fp16"
+//% include "ptx/cvt_f32_f16.cuh"
+//% endif
 //% if kernel.dtype != "fp32"
 //% include "ptx/ldmatrix_x4.cuh"
 //% include "ptx/mma_m16n8k16_" ~ ptx_type(kernel.dtype) ~ ".cuh"
@@ -49,9 +55,23 @@ static_assert((kQElements + kSlots * kSlotElements) * sizeof(Element) == kSmemBy
 //% include "device/matmul_mma.cuh"
 //% endif
 
+//% if kernel.varlen
+//% include "device/varlen.cuh"
+//% endif
+
+//% if hooked(kernel)
+//% include "device/score.cuh"
+//% endif
+
 //% include "device/mask.cuh"
 
+//% include "device/rows.cuh"
+
+//% if kernel.dtype == "fp32"
 //% include "device/softmax.cuh"
+//% else
+//% include "device/softmax_lazy.cuh"
+//% endif
 
 //% include "device/finish.cuh"
 
@@ -67,24 +87,49 @@ $(parameters(kernel))) {
   Element* q_tile = reinterpret_cast<Element*>(smem_raw);
 
   // This block's queries. Under a causal mask the blocks with the most keys start first.
-  const int q_blocks = (seq_q + kBlockQ - 1) / kBlockQ;
+  const int q_blocks = ($(longest_q(kernel)) + kBlockQ - 1) / kBlockQ;
   const int turn = blockIdx.x % q_blocks;
+//% if kernel.mask == "window"
+  const int first_query = turn * kBlockQ;
+//% else
   const int first_query = (kCausal ? q_blocks - 1 - turn : turn) * kBlockQ;
+//% endif
+//% if kernel.varlen
+  const int batch_index = blockIdx.x / q_blocks / heads;
+  const Sequence sequence = sequence_at(cu_seqlens_q, cu_seqlens_k, batch_index);
+  const int seq_q = sequence.seq_q, seq_kv = sequence.seq_kv;
+  if (first_query >= seq_q) return;  // the grid is for the longest
+//% endif
   const int rows = min(kBlockQ, seq_q - first_query);
   const int head = blockIdx.x / q_blocks % heads;
   const int kv_head = head / (heads / kv_heads);
   const i64 batch = blockIdx.x / q_blocks / heads;
+//% if kernel.varlen
+  q += sequence.q * q_strides.seq;
+  k += sequence.k * k_strides.seq;
+  v += sequence.k * v_strides.seq;
+//% endif
+//% if kernel.bias_dtype
+  bias += batch * bias_strides.batch + head * bias_strides.head;
+//% endif
   q += batch * q_strides.batch + head * q_strides.head + first_query * q_strides.seq;
   k += batch * k_strides.batch + kv_head * k_strides.head;
   v += batch * v_strides.batch + kv_head * v_strides.head;
 
   // The tiles that any of them sees, as a stream K, V, K, V … through the ring.
   const int last_query = first_query + rows - 1;
+//% if kernel.mask == "window"
+  const Span span = {seq_q, seq_kv, window_left, window_right};
+  const int keys = max(0, visible_keys(last_query, span));
+  const int first_tile = first_visible(first_query, span) / kBlockKV;
+  const int kv_tiles = max(0, (keys + kBlockKV - 1) / kBlockKV - first_tile);
+//% else
   const int keys = max(0, visible_keys(last_query, seq_q, seq_kv));
   const int kv_tiles = (keys + kBlockKV - 1) / kBlockKV;
+//% endif
   const auto slot = [&](int t) { return q_tile + kQElements + t % kSlots * kSlotElements; };
   const auto load = [&](int t) {
-    const i64 key = (kv_tiles - 1 - t / 2) * kBlockKV;
+    const i64 key = ($(last_tile(kernel)) - t / 2) * kBlockKV;
     if (t < 2 * kv_tiles && t % 2 == 0) {
       const Element* source = k + key * k_strides.seq;
       copy_tile<kBlockKV, kD, kHeadDim>(slot(t), source, k_strides.seq, seq_kv - key);
@@ -110,25 +155,49 @@ $(parameters(kernel))) {
   RowState row;
   zero(o_acc);
   reset(row);
+//% if hooked(kernel)
+  const ScoreTerms terms = {$(score_terms(kernel))};
+//% endif
   const int warp_query = first_query + threadIdx.x / 32 * kWarpRows;
+  const int warp_last = min(warp_query + kWarpRows, seq_q) - 1;
+//% if kernel.mask == "window"
+  const int warp_keys = warp_query < seq_q ? visible_keys(warp_last, span) : 0;
+  const int warp_first = first_visible(warp_query, span);
+//% else
+  const int warp_keys = warp_query < seq_q ? visible_keys(warp_last, seq_q, seq_kv) : 0;
+//% endif
   for (int j = 0; j < kv_tiles; ++j) {
-    const int key = (kv_tiles - 1 - j) * kBlockKV;
+    const int key = ($(last_tile(kernel)) - j) * kBlockKV;
+    const bool sees = $(warp_sees(kernel));  // the warp, of the tile
     advance(2 * j);
-    scores(s, q_tile, slot(2 * j));
-    if (key + kBlockKV > visible_keys(warp_query, seq_q, seq_kv)) {
-      mask_scores(s, warp_query, key, seq_q, seq_kv);
+    if (sees) {
+      scores(s, q_tile, slot(2 * j));
+//% if hooked(kernel)
+      finish_scores($(score_call(kernel, "key")));
+//% endif
+//% if kernel.mask == "window"
+      if (crosses_mask(warp_query, key, span)) mask_scores(s, warp_query, key, span);
+//% else
+      if (key + kBlockKV > visible_keys(warp_query, seq_q, seq_kv)) {
+        mask_scores(s, warp_query, key, seq_q, seq_kv);
+      }
+//% endif
+      weigh(p, s, o_acc, row, $(softmax_factor(kernel)));
     }
-    online_softmax(s, o_acc, row, scale_log2);
-    round_weights(p, s);
     advance(2 * j + 1);
-    accumulate(o_acc, p, slot(2 * j + 1));
+    if (sees) accumulate(o_acc, p, slot(2 * j + 1));
   }
 
   ptx::cp_async_wait_group<0>();
   __syncthreads();  // Q's tile is free for O
   o += batch * o_strides.batch + head * o_strides.head + first_query * o_strides.seq;
+//% if kernel.varlen
+  o += sequence.q * o_strides.seq;
+  lse += i64(head) * total_q + sequence.q + first_query;
+//% else
   lse += (batch * heads + head) * seq_q + first_query;
-  finish(o_acc, row, lse, scale_log2, rows);
+//% endif
+  finish(o_acc, row, lse, $(softmax_factor(kernel)), rows);
   store_output(reinterpret_cast<Output*>(smem_raw), o_acc, o, o_strides.seq, rows);
 }
 

@@ -54,6 +54,8 @@ static_assert((kQElements + kSlots * kSlotElements) * sizeof(Element) == kSmemBy
 //% include "device/matmul_mma.cuh"
 //% endif
 
+//% include "device/rows.cuh"
+
 //% include "device/softmax.cuh"
 
 //% include "device/mask_packed.cuh"
@@ -128,8 +130,7 @@ $(parameters(kernel))) {
     advance(2 * j);
     scores(s, q_tile, slot(2 * j) + warp * kStepKV * kD);
     if (key + kStepKV > unmasked) mask_scores(s, limits, key);
-    online_softmax(s, o_acc, row, scale_log2);
-    round_weights(p, s);
+    weigh(p, s, o_acc, row, scale_log2);
     advance(2 * j + 1);
     accumulate(o_acc, p, slot(2 * j + 1) + warp * kStepKV * kDV);
   }

@@ -15,7 +15,9 @@ constexpr int kWarpRows = kBlockQ / kWarps;  // a warp owns whole rows, so softm
 constexpr int kRowTiles = kWarpRows / 16;
 constexpr int kRegisters = $(tile.registers);  // of a thread: so many that as many blocks fit an SM as planned
 constexpr int kSmemBytes = $(plan.smem_bytes);
+//% if kernel.mask != "window"
 constexpr bool kCausal = $("true" if kernel.mask == "causal" else "false");
+//% endif
 constexpr int kChunkElements = 16 / int(sizeof(Element));  // of the 16-byte unit of copies
 constexpr float kInfinity = __builtin_huge_valf();
 constexpr float kLn2 = 0.693147180559945f;

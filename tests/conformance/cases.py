@@ -347,10 +347,14 @@ def _functions() -> Iterator[Case]:
         powers = _floats(np.exp2(np.where(np.abs(x) < small, 0, x).astype(np.float64)))
         powers[powers < small] = 0
         logarithms = _floats(np.log2(x.astype(np.float64)))
+        inverses = _floats(1 / np.where(np.abs(x) < small, 0 * x, x).astype(np.float64))
+        inverses[np.abs(inverses) < small] *= 0
     bound = Bound("2^-22 relative as specified; subnormal results are 0", small, 2.0**-21)
     yield _elementwise("ex2", "unary", x, powers, bounds={"y": bound}, silicon=False, **source)
     bound = Bound("2^-22 as specified, absolute between 0.5 and 2, else relative", 2**-22, 2**-22)
     yield _elementwise("lg2", "unary", x, logarithms, bounds={"y": bound}, silicon=False, **source)
+    bound = Bound("1 ulp as specified; subnormal results are 0", small, 2.0**-23)
+    yield _elementwise("rcp", "unary", x, inverses, bounds={"y": bound}, silicon=False, **source)
 
 
 # ---- copies, lanes, barriers, atomics -----------------------------------------------------------

@@ -33,8 +33,12 @@ def test_compiles_without_spills_within_the_plan(path: Path) -> None:
     assert 0 < binary.resources.registers <= parsed.plan.registers
 
 
-def test_the_host_harness_builds(tmp_path: Path) -> None:
-    path = FILES[0]
+OPTIONS = ("full_8858c1e0", "window", "softcap", "alibi", "dense", "varlen")
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+def test_the_host_harness_builds(tmp_path: Path, option: str) -> None:
+    path = next(path for path in FILES if option in path.stem)
     command = ["nvcc", "-std=c++17", f"-arch={kernel(path).plan.kernel.arch}", "-DFASIM_MAIN"]
     if not shutil.which("nvcc"):
         pytest.skip("no nvcc on PATH: the harness needs the toolkit's runtime library")

@@ -4,6 +4,7 @@ import random
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import islice
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from fasim.plan import Plan
 from fasim.problem import Problem
 from fasim.render import render
 
-SAMPLE, SPLIT_SAMPLE, SEED = 200, 60, 2026
+SAMPLE, WITH_OPTIONS, SPLIT_SAMPLE, SEED = 200, 80, 60, 2026
 MOST_MEAN_EXCESS = 16  # registers promised above those used
 
 GPUS = ("a100-80gb", "a10", "3090", "4090", "l40s", "h100", "h200", "5090")
@@ -32,7 +33,19 @@ class Built:
         return self.plan.registers - self.binary.resources.registers
 
 
-def draw(rng: random.Random, algos: tuple[str, ...]) -> Plan | None:
+def draw_options(rng: random.Random) -> dict[str, Any]:
+    """Window, softcap, bias and packed sequences, each in about half of the kernels."""
+    varlen = rng.random() < 0.3
+    biases = ("none", "alibi") if varlen else ("none", "alibi", "dense", "dense_fp32")
+    return {
+        "window": rng.choice(((-1, -1), (1023, 0), (63, 64))),
+        "softcap": rng.choice((0.0, 50.0)),
+        "bias": rng.choice(biases),
+        "varlen": varlen,
+    }
+
+
+def draw(rng: random.Random, algos: tuple[str, ...], options: bool) -> Plan | None:
     """One legal tile of one random problem, any of them as likely."""
     head_dim = rng.choice(HEAD_DIMS)
     problem = Problem(
@@ -40,6 +53,7 @@ def draw(rng: random.Random, algos: tuple[str, ...]) -> Plan | None:
         head_dim=head_dim,
         head_dim_v=head_dim if rng.random() < 0.8 else rng.choice(HEAD_DIMS),
         causal=rng.random() < 0.5,
+        **(draw_options(rng) if options else {}),
     )
     device, algo = gpu.load(rng.choice(GPUS)), rng.choice(algos)
     tiles = planner.candidates(problem, device, algo, "fwd")
@@ -51,9 +65,9 @@ def draw(rng: random.Random, algos: tuple[str, ...]) -> Plan | None:
     return planner.plan(problem, device, algo.removesuffix("_split"), tile=tile).plan
 
 
-def sample(count: int, seed: int, *algos: str) -> list[Plan]:
+def sample(count: int, seed: int, *algos: str, options: bool = False) -> list[Plan]:
     rng = random.Random(seed)
-    drawn = iter(lambda: draw(rng, algos or ("v1", "v2")), object())
+    drawn = iter(lambda: draw(rng, algos or ("v1", "v2"), options), object())
     return list(islice((plan for plan in drawn if plan), count))
 
 
@@ -87,3 +101,11 @@ def test_accepted_plans_of_split_keys_compile_as_promised() -> None:
         built = list(pool.map(build, plans))
     assert not list(filter(None, map(broken_promise, built)))
     assert np.mean([each.excess for each in built]) <= MOST_MEAN_EXCESS
+
+
+@pytest.mark.nvcc
+@pytest.mark.slow
+def test_accepted_plans_with_options_compile_as_promised() -> None:
+    with ThreadPoolExecutor(2) as pool:
+        built = list(pool.map(build, sample(WITH_OPTIONS, SEED, options=True)))
+    assert not list(filter(None, map(broken_promise, built)))

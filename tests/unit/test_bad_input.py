@@ -226,8 +226,7 @@ NO_PLAN = [
     "gen --gpu a100 --algo standard",
     "gen --gpu v100 --algo v2",
     f"gen {V2} --pass bwd",
-    f"gen {V2} --window 100,0",
-    f"gen {V2} --bias alibi",
+    f"gen {V2} --varlen --bias dense",
     "gen not-generable.json",
 ]
 

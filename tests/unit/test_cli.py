@@ -443,7 +443,13 @@ def test_a_sweep_has_a_point_a_value(shell: Any) -> None:
 @pytest.mark.parametrize("algo", ["v1", "v2", "v3"])
 @pytest.mark.parametrize(
     "options",
-    [{}, {"head_dim": 40, "seq": 100, "causal": True}, {"head_dim": 192, "head_dim_v": 64}],
+    [
+        {},
+        {"head_dim": 40, "seq": 100, "causal": True},
+        {"head_dim": 192, "head_dim_v": 64},
+        {"head_dim": 64, "window": (100, 0), "softcap": 50.0, "bias": "dense"},
+        {"head_dim": 256, "bias": "alibi", "varlen": True},
+    ],
 )
 def test_a_derivation_leaves_nothing_unexplained(
     algo: str, pass_: str, options: dict[str, Any]

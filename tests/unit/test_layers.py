@@ -16,7 +16,7 @@ LAYERS = (
     {"cache", "diagnostics", "gpu", "presets", "problem", "screen", "toolchain", "units"},
     {"plan", "reference"},
     {"model", "peers", "picture", "render"},
-    {"compile", "emulator", "entry", "files", "legality"},
+    {"compile", "emulator", "entry", "files", "inputs", "legality"},
     {"candidates", "explain", "runners"},
     {"doctor", "planner", "properties", "work"},
     {"__init__", "bench", "catalogue", "comparison", "options"},

@@ -2,6 +2,8 @@
 
 import dataclasses
 import json
+import math
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -83,6 +85,9 @@ def test_malformed_plans_are_refused(data: Any) -> None:
     assert caught.value.hint
 
 
+OPTIONS = ({"mask": "window"}, {"softcap": True}, {"bias": "alibi"}, {"varlen": True})
+
+
 def edited(kernel: dict[str, Any], tile: dict[str, Any], **plan: Any) -> dict[str, Any]:
     document = PLAN.to_json() | plan
     document["kernel"] |= kernel
@@ -98,14 +103,19 @@ def edited(kernel: dict[str, Any], tile: dict[str, Any], **plan: Any) -> dict[st
         ({"pass": "bwd"}, {}, {}, "pass 'bwd'"),
         ({"dtype": "e4m3"}, {}, {}, "dtype 'e4m3'"),
         ({"out_dtype": "e5m2"}, {}, {}, "out_dtype 'e5m2'"),
-        ({"mask": "window"}, {}, {}, "mask 'window'"),
-        ({"softcap": True}, {}, {}, "softcap True"),
+        ({"mask": "prefix"}, {}, {}, "mask 'prefix'"),
+        ({"bias": "rope"}, {}, {}, "bias 'rope'"),
+        ({"bias": "dense", "varlen": True}, {}, {}, "varlen and a dense bias"),
         ({"splits": True}, {}, {}, "only V2 splits keys"),
         ({"pack_gqa": True}, {}, {}, "only V2 splits keys"),
         ({"algo": "v1", "splits": True, "pack_gqa": True}, {}, {}, "only V2 splits keys"),
         ({"splits": True, "pack_gqa": True}, {}, {}, "slots is 0"),
         ({"splits": True, "pack_gqa": True}, {}, {"slots": 1}, "block_kv 64 is not 64 for each"),
         ({"splits": True, "pack_gqa": True}, {"block_q": 24}, {"slots": 1}, "block_q 24"),
+        *(
+            ({"splits": True, "pack_gqa": True, **option}, {}, {}, "only plain attention")
+            for option in OPTIONS
+        ),
         ({"arch": "sm_80 -o /x"}, {}, {}, "arch 'sm_80 -o /x'"),
         ({"arch": "hopper"}, {}, {}, "arch 'hopper'"),
         ({}, {"warps": 0}, {}, "warps is 0"),
@@ -146,6 +156,64 @@ def test_a_kernel_must_serve_the_problem_beside_it() -> None:
 def test_every_kernel_option_is_checked_where_a_plan_is_read() -> None:
     free = {"arch", "head_dim", "head_dim_v", "tile"}
     assert set(MADE) | free == {f.name for f in dataclasses.fields(KernelSpec)}
+
+
+def test_a_window_kernel_serves_every_mask_and_no_other_does() -> None:
+    problem = PLAN.problem.with_(window=(9, 2))
+    windowed = dataclasses.replace(PLAN, kernel=dataclasses.replace(SPEC, mask="window"))
+    for other in (problem, PLAN.problem, PLAN.problem.with_(causal=True)):
+        windowed.launch_for(other)
+    with pytest.raises(UsageError, match="cannot run"):
+        PLAN.launch_for(problem)
+
+
+@pytest.mark.parametrize(
+    ("window", "left", "right"),
+    [((9, 2), 9, 2), ((-1, 2), 30, 2), ((3, -1), 3, 20), ((10**9, 10**9), 30, 20)],
+)
+def test_an_open_side_of_a_window_is_as_wide_as_it_can_matter(
+    window: tuple[int, int], left: int, right: int
+) -> None:
+    spec = dataclasses.replace(SPEC, mask="window")
+    problem = PLAN.problem.with_(window=window, seq=20, seq_kv=30)
+    scalars = dataclasses.replace(PLAN, kernel=spec).launch_for(problem).scalars
+    assert (scalars["window_left"], scalars["window_right"]) == (left, right)
+
+
+def test_a_softcap_has_two_factors_and_no_other() -> None:
+    spec = dataclasses.replace(SPEC, softcap=True)
+    problem = PLAN.problem.with_(softcap=30.0, scale=0.5)
+    scalars = dataclasses.replace(PLAN, kernel=spec).launch_for(problem).scalars
+    assert scalars["softcap_scale"] == 0.5 / 30
+    assert scalars["softcap_log2"] == pytest.approx(30 / math.log(2))
+    assert "scale_log2" not in scalars
+    assert "scale_log2" not in dict(spec.arguments)
+
+
+def test_packed_sequences_have_shapes_of_their_own() -> None:
+    plan = dataclasses.replace(PLAN, kernel=dataclasses.replace(SPEC, algo="v1", varlen=True))
+    problem = PLAN.problem.with_(varlen=True, batch=3, heads=4, kv_heads=2, seq=9, seq_kv=7)
+    launch, d = plan.launch_for(problem, tokens=(20, 11)), problem.head_dim
+    assert launch.inputs["q"] == ((20, 4, d), SPEC.dtype)
+    assert launch.inputs["k"][0] == (11, 2, d)
+    assert launch.inputs["cu_seqlens_q"] == launch.inputs["cu_seqlens_k"] == ((4,), "int32")
+    assert launch.outputs["o"][0] == (20, 4, problem.head_dim_v)
+    assert launch.outputs["lse"] == launch.workspaces["m"] == ((4, 20), "fp32")
+    assert launch.workspaces["o_acc"][0] == (4, 20, problem.head_dim_v)
+    assert launch.scalars["q_strides"] == (0, d, 4 * d)
+    assert (launch.scalars["longest_q"], launch.scalars["total_q"]) == (9, 20)
+
+
+def test_kernels_without_an_option_keep_their_name() -> None:
+    """Every field is hashed, so a field more would rename every kernel there is."""
+    names = {path.stem for path in (Path(__file__).parents[2] / "generated").glob("*.cu")}
+    assert "v2_fwd_sm80_bf16_d128_causal_5956bdcb" in names
+    assert "v1_fwd_sm80_fp16_d64_full_8858c1e0" in names
+
+
+def test_options_are_in_the_name() -> None:
+    spec = dataclasses.replace(SPEC, softcap=True, bias="dense_fp32", varlen=True)
+    assert "_softcap_densefp32_varlen_" in spec.stem
 
 
 def test_helpers() -> None:

@@ -263,10 +263,7 @@ def test_v100_is_planned_not_generated():
 @pytest.mark.parametrize(
     ("options", "word"),
     [
-        ({"window": (10, 0)}, "window"),
-        ({"softcap": 1.0}, "softcap"),
-        ({"bias": "alibi"}, "alibi"),
-        ({"varlen": True}, "varlen"),
+        ({"varlen": True, "bias": "dense"}, "packed sequences"),
         ({"dtype": "e4m3"}, "e4m3"),
         ({"pass_": "bwd"}, "backward"),
         ({"pass_": "train"}, "backward"),
@@ -298,16 +295,38 @@ def test_v1_and_v2_are_generated_from_ampere_on(gpu, dtype):
         ({"softcap": 30.0}, "softcap"),
         ({"bias": "dense"}, "dense bias"),
         ({"bias": "alibi"}, "ALiBi"),
-        ({"varlen": True}, "varlen"),
-        ({"varlen": True, "pass_": "train"}, "varlen"),
     ],
 )
 def test_what_is_not_charged_is_said(algo, options, name):
     gpu = gpus.load("h200")
     plain = planner.plan(Problem(), gpu, algo).assumed
-    entry = planner.plan(Problem(**options), gpu, algo)
-    (sentence,) = set(entry.assumed) - set(plain)
-    assert sentence == f"{name} is not charged: time, traffic and memory are those without it"
+    assert planner.plan(Problem(**options), gpu, algo).assumed == plain
+    entry = planner.plan(Problem(**options, pass_="bwd"), gpu, algo)
+    (sentence,) = set(entry.assumed) - set(planner.plan(Problem(pass_="bwd"), gpu, algo).assumed)
+    assert sentence == f"{name} is charged forward only: backward is that without it"
+
+
+@pytest.mark.parametrize("algo", ["standard", "v1", "v2"])
+@pytest.mark.parametrize("pass_", ["fwd", "train"])
+def test_varlen_is_charged_as_the_longest(algo, pass_):
+    gpu = gpus.load("h200")
+    plain = planner.plan(Problem(pass_=pass_), gpu, algo)
+    entry = planner.plan(Problem(varlen=True, pass_=pass_), gpu, algo)
+    assert set(entry.assumed) - set(plain.assumed) == {
+        "varlen: every sequence is charged as the longest"
+    }
+
+
+@pytest.mark.parametrize("algo", ["v1", "v2"])
+def test_softcap_costs_time_and_a_dense_bias_memory_too(algo):
+    gpu, problem = gpus.load("h200"), Problem(heads=4, seq=2048)
+    plain = planner.plan(problem, gpu, algo, tile=(64, 64))
+    capped = planner.plan(problem.with_(softcap=50.0), gpu, algo, tile=(64, 64))
+    biased = planner.plan(problem.with_(bias="dense"), gpu, algo, tile=(64, 64))
+    assert capped.time.seconds > plain.time.seconds
+    assert biased.time.seconds > plain.time.seconds
+    assert biased.hbm.total - plain.hbm.total == 4 * 2048 * 2048 * 2
+    assert biased.dram.read - plain.dram.read == 4 * 2048 * 2048 * 2
 
 
 def test_compare_has_four_entries_and_auto_takes_the_fastest():

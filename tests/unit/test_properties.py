@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
+import hypothesis
 import numpy as np
 import pytest
 from hypothesis import given
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 
 from fasim import properties, reference
 from fasim.errors import UsageError
+from fasim.plan import Plan
 from fasim.problem import Problem
 from fasim.properties import Case, Mismatch, expected, lay_out, verify, worst_error
 from fasim.render import Kernel
@@ -135,6 +137,14 @@ def test_visible_keys_are_those_of_the_reference() -> None:
         np.testing.assert_allclose(np.exp(lse), properties.visible_keys(problem))
 
 
+@given(st.integers(0, 9), st.integers(0, 9), *[st.integers(-1, 6)] * 2)
+def test_visible_keys_of_a_window(seq: int, seq_kv: int, left: int, right: int) -> None:
+    problem = Problem(heads=1, seq=seq, seq_kv=seq_kv, head_dim=1, window=(left, right))
+    q, k = np.zeros((1, 1, seq, 1)), np.zeros((1, 1, seq_kv, 1))
+    lse = reference.attention(q, k, k, **reference.options_of(problem)).lse[0, 0]
+    np.testing.assert_allclose(np.exp(lse), properties.visible_keys(problem))
+
+
 def test_the_worst_element_is_named() -> None:
     got, want = np.zeros((1, 1, 2, 3)), np.zeros((1, 1, 2, 3))
     got[0, 0, 1, 2] = 0.5
@@ -170,6 +180,11 @@ def test_a_report_says_that_numpy_ran_no_file(sketch: Sketch) -> None:
         "poisoned_padding_never_leaks",
         "later_keys_change_nothing",
         "the_number_of_splits_changes_nothing",
+        "an_endless_window_is_none",
+        "an_endless_softcap_is_none",
+        "a_bias_of_zero_is_none",
+        "a_constant_on_a_row_moves_only_its_lse",
+        "packed_sequences_are_those_one_by_one",
         "bytes_moved_are_bytes_predicted",
         "matrix_instructions_do_the_flops_predicted",
         "main_loop_has_no_bank_conflicts",
@@ -219,7 +234,7 @@ def test_a_property_that_says_nothing_about_an_input_says_so(sketch: Sketch) -> 
     ("line", "why"),
     [
         ("property=poisoned_padding_never_leaks", "no memory"),
-        ("property=later_keys_change_nothing seq=3", "every query sees every key"),
+        ("property=later_keys_change_nothing seq=3", "other queries see other keys"),
     ],
 )
 def test_replaying_a_property_that_does_not_apply_skips_it(
@@ -228,6 +243,98 @@ def test_replaying_a_property_that_does_not_apply_skips_it(
     (outcome,) = verify(sketch(), NumpyRunner(), replay=line).outcomes
     assert why in outcome.skipped
     assert not outcome.cases
+
+
+OPTIONS: tuple[dict[str, Any], ...] = (
+    {"window": (9, 3)},
+    {"softcap": 30.0},
+    {"bias": "alibi"},
+    {"bias": "dense", "dtype": "fp16"},
+    {"bias": "dense_fp32", "dtype": "bf16"},
+    {"varlen": True},
+)
+
+
+def drawn(plan: Plan, count: int) -> Counter[str]:
+    """The bins of so many cases, of a kernel that no runner need run."""
+    found: Counter[str] = Counter()
+
+    @hypothesis.settings(max_examples=count, database=None, deadline=None)
+    @given(properties.cases(plan))
+    def draw(case: Case) -> None:
+        found.update(properties.bins(case, plan))
+
+    draw()
+    return found
+
+
+def options_arrays(kernel: Kernel, **case: Any) -> tuple[dict[str, np.ndarray[Any, Any]], Problem]:
+    made = Case(batch=2, heads=4, kv_heads=2, seq=9, seq_kv=7, **case)
+    return made.arrays(kernel.plan), made.problem(kernel.plan)
+
+
+@pytest.mark.parametrize(
+    ("bias", "steps"),
+    [
+        ("usual", (True, True)),
+        ("of_heads", (False, True)),
+        ("of_batch", (True, False)),
+        ("shared", (False, False)),
+    ],
+)
+def test_a_bias_is_broadcast_by_a_stride_of_zero(
+    sketch: Sketch, bias: str, steps: tuple[bool, bool]
+) -> None:
+    arrays, problem = options_arrays(sketch(bias="dense"), bias=bias)
+    assert arrays["bias"].shape == (2, 4, 9, 7)
+    assert tuple(step > 0 for step in arrays["bias"].strides[:2]) == steps
+    assert problem.dense
+
+
+def test_a_mask_hides_whole_rows_and_expects_nothing_of_them(sketch: Sketch) -> None:
+    arrays, problem = options_arrays(sketch(bias="dense"), bias="mask")
+    assert set(np.unique(arrays["bias"])) == {0.0, -np.inf}
+    blind = np.isneginf(arrays["bias"]).all(axis=3)
+    assert blind.any()
+    want = expected(arrays, problem)
+    assert (want.o[blind] == 0).all()
+    assert np.isneginf(want.lse[blind]).all()
+
+
+def test_the_usual_slopes_are_those_of_the_reference(sketch: Sketch) -> None:
+    arrays, problem = options_arrays(sketch(bias="alibi"))
+    qkv = [arrays[name] for name in ("q", "k", "v")]
+    want = reference.attention(*qkv, **reference.options_of(problem))
+    np.testing.assert_allclose(expected(arrays, problem).o, want.o, atol=1e-7)
+    assert not np.allclose(options_arrays(sketch(bias="alibi"), bias="other")[0]["slopes"], 0.5)
+
+
+def test_packing_and_unpacking_are_inverse() -> None:
+    x = np.arange(2 * 3 * 4 * 5).reshape(2, 3, 4, 5)
+    packed = properties.pack(x)
+    assert (packed[4 + 1] == x[1, :, 1]).all()
+    problem = Problem(batch=2, heads=3, seq=4, head_dim=5)
+    outputs = {"o": packed, "lse": packed[..., 0].T}
+    got = properties.unpack(outputs, problem)
+    assert (got["o"] == x).all()
+    assert (got["lse"] == x[..., 0]).all()
+
+
+@pytest.mark.parametrize("layout", properties.LAYOUTS)
+def test_packed_arrays_keep_their_values_in_every_layout(layout: str) -> None:
+    x = np.arange(4 * 3 * 5, dtype=np.float32).reshape(4, 3, 5)
+    got = properties.placed({"q": x, "slopes": x[0, 0]}, layout)
+    assert (got["q"] == x).all()
+    assert got["q"].strides[2] == 4
+    assert (got["slopes"] == x[0, 0]).all()
+
+
+def test_replay_lines_name_options_that_are_not_the_default() -> None:
+    plain = Case(seq=3)
+    assert "left" not in str(plain)
+    assert "softcap" not in str(plain)
+    case = Case(seq=3, left=4, right=0, softcap=1.0, bias="mask")
+    assert properties.parse_replay(str(case))[1] == case
 
 
 def test_a_small_catalogue_fills_every_bin(sketch: Sketch) -> None:
@@ -239,6 +346,8 @@ def test_a_small_catalogue_fills_every_bin(sketch: Sketch) -> None:
     ):
         kernel = sketch(algo=algo, dtype=dtype, causal=causal, head_dim=dim)
         total.update(verify(kernel, NumpyRunner(), 30, seed).histogram)
+    for options in OPTIONS:
+        total.update(drawn(sketch(**options).plan, 120))
     assert properties.empty_bins(total) == ()
     assert set(total) <= set(properties.BINS)
     del total["empty rows"]

@@ -133,8 +133,11 @@ def test_few_queries_over_many_keys_split_them() -> None:
         DECODE.with_(seq_kv=32),
         DECODE.with_(window=(100, 0)),
         DECODE.with_(softcap=10.0),
+        DECODE.with_(bias="alibi"),
+        DECODE.with_(bias="dense"),
+        DECODE.with_(varlen=True),
     ],
-    ids=("many queries", "few keys", "window", "softcap"),
+    ids=("many queries", "few keys", "window", "softcap", "alibi", "dense", "varlen"),
 )
 def test_others_do_not(problem: Problem) -> None:
     assert not planned(problem).splits

@@ -121,6 +121,7 @@ def test_visits_count_the_tiles_a_mask_leaves(problem, m, n):
     assert seen.steps[0] == sum(len(visited) for _, visited in tiles)
     assert seen.rows[0] == sum(rows * len(visited) for rows, visited in tiles)
     assert seen.keys[0] == sum(sizes(problem, n, visited) for _, visited in tiles)
+    assert seen.pairs[0] == sum(rows * sizes(problem, n, visited) for rows, visited in tiles)
     assert (seen.blind[0], seen.blind_rows[0]) == (len(blind), sum(blind))
     assert seen.longest[0] >= max((len(visited) for _, visited in tiles), default=0)
 
@@ -159,6 +160,25 @@ def test_v1_issues_what_its_loops_name(problem, m, n):
             writes += rows * (dv * e + 4 if j == steps[-1] else 4 * dv + 8)
     asked = traffic.issued(problem, "v1", "fwd", one(m, n)).at(0)
     assert (asked.read, asked.write) == (8 * reads, 8 * writes)
+
+
+@given(problems, blocks, blocks, st.sampled_from(["v1", "v2"]), st.booleans())
+def test_options_read_what_their_loops_name(problem, m, n, algo, varlen):
+    """A dense bias where tiles meet; slopes and the ends of sequences in every thread."""
+    tiles = walk(problem, m, n)
+    blocks = 8 * (min(len(tiles), 1) if algo == "v1" else len(tiles))
+    ends = {f"cu_seqlens_{name}": 8 * 128 * blocks for name in "qk"} if varlen else {}
+    pairs = 8 * sum(rows * sizes(problem, n, visited) for rows, visited in tiles)
+    plain = traffic.issued(problem, algo, "fwd", one(m, n)).at(0)
+    for bias, own in (
+        ("none", {}),
+        ("alibi", {"slopes": 4 * 128 * blocks}),
+        ("dense", {"bias": pairs * problem.element_bytes}),
+        ("dense_fp32", {"bias": pairs * 4}),
+    ):
+        asked = traffic.issued(problem.with_(bias=bias, varlen=varlen), algo, "fwd", one(m, n))
+        assert asked.at(0).reads == {**plain.reads, **own, **ends}
+        assert asked.at(0).writes == plain.writes
 
 
 @given(problems, blocks, blocks)

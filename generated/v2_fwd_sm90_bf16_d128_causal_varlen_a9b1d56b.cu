@@ -1,9 +1,9 @@
-// v2_fwd_sm89_fp16_d128_causal_b755409b
+// v2_fwd_sm90_bf16_d128_causal_varlen_a9b1d56b
 //
-// regenerate  fasim gen v2_fwd_sm89_fp16_d128_causal_b755409b.cu
-// compile     nvcc -std=c++17 -arch=sm_89 -cubin v2_fwd_sm89_fp16_d128_causal_b755409b.cu
-// run alone   nvcc -std=c++17 -arch=sm_89 -DFASIM_MAIN v2_fwd_sm89_fp16_d128_causal_b755409b.cu && ./a.out
-// launch      v2_fwd_sm89_fp16_d128_causal_b755409b<<<2048, 128, 49152>>>, as planned
+// regenerate  fasim gen v2_fwd_sm90_bf16_d128_causal_varlen_a9b1d56b.cu
+// compile     nvcc -std=c++17 -arch=sm_90 -cubin v2_fwd_sm90_bf16_d128_causal_varlen_a9b1d56b.cu
+// run alone   nvcc -std=c++17 -arch=sm_90 -DFASIM_MAIN v2_fwd_sm90_bf16_d128_causal_varlen_a9b1d56b.cu && ./a.out
+// launch      v2_fwd_sm90_bf16_d128_causal_varlen_a9b1d56b<<<16384, 128, 81920>>>, as planned
 //
 // arguments
 //   ptr    q           device memory
@@ -11,57 +11,63 @@
 //   ptr    v           device memory
 //   ptr    o           device memory
 //   ptr    lse         device memory
+//   ptr    cu_seqlens_q  device memory
+//   ptr    cu_seqlens_k  device memory
 //   i32    heads       32
-//   i32    kv_heads    32
-//   i32    seq_q       4096
-//   i32    seq_kv      4096
-//   i64x3  q_strides   (16777216, 524288, 128)
-//   i64x3  k_strides   (16777216, 524288, 128)
-//   i64x3  v_strides   (16777216, 524288, 128)
-//   i64x3  o_strides   (16777216, 524288, 128)
+//   i32    kv_heads    8
+//   i32    longest_q   4096
+//   i32    total_q     65536
+//   i64x3  q_strides   (0, 128, 4096)
+//   i64x3  k_strides   (0, 128, 1024)
+//   i64x3  v_strides   (0, 128, 1024)
+//   i64x3  o_strides   (0, 128, 4096)
 //   f32    scale_log2  0.12751743082459868
 //
 // shared memory
-//   from      0   16384 bytes  Q, and O at the end
-//   from  16384   16384 bytes  K and V, ring slot 0
-//   from  32768   16384 bytes  K and V, ring slot 1
+//   from      0   32768 bytes  Q, and O at the end
+//   from  32768   12288 bytes  K and V, ring slot 0
+//   from  45056   12288 bytes  K and V, ring slot 1
+//   from  57344   12288 bytes  K and V, ring slot 2
+//   from  69632   12288 bytes  K and V, ring slot 3
 //
 // templates, with the first 8 digits of their sha256
-//   0018da4f  device/copy.cuh
-//   909f21d7  device/copy_async.cuh
+//   23a2d90d  device/copy.cuh
+//   0854f155  device/copy_async.cuh
 //   74034a71  device/finish.cuh
 //   26282f8e  device/fragments.cuh
 //   76c2f1b5  device/integers.cuh
-//   fb5d4ab8  device/mask.cuh
+//   4210b751  device/mask.cuh
 //   335dc4e2  device/matmul_mma.cuh
-//   b46ac244  device/softmax.cuh
+//   051bb746  device/rows.cuh
+//   e58e9ed8  device/softmax_lazy.cuh
 //   727eb359  device/store.cuh
 //   b0983d9f  device/tile.cuh
-//   35b0b3b5  device/types.cuh
+//   c2706fe3  device/types.cuh
+//   22b08741  device/varlen.cuh
 //   b80c26d4  device/words.cuh
-//   ba271309  kernels/v2_fwd.cu
-//   915512f3  parts/constants.cuh
-//   06c0a2c0  parts/main.cu
+//   0901eff6  kernels/v2_fwd.cu
+//   d14fdd00  parts/constants.cuh
+//   8349efe4  parts/main.cu
 //   337a472a  ptx/cp_async.cuh
-//   42d2ca0a  ptx/cvt_f16x2.cuh
+//   33562fdf  ptx/cvt_bf16x2.cuh
 //   422cf4a7  ptx/ex2.cuh
 //   5bef9f17  ptx/ldmatrix_x4.cuh
 //   ecba088f  ptx/lg2.cuh
-//   07544763  ptx/mma_m16n8k16_f16.cuh
+//   0f317959  ptx/mma_m16n8k16_bf16.cuh
 //   9f71dff2  ptx/smem_address.cuh
 //
 
 // ---- plan
-// {"gpu": {"arch": "sm_89", "name": "rtx4090"}, "kernel": {"algo": "v2", "arch": "sm_89", "bias":
-// "none", "deterministic": false, "dtype": "fp16", "head_dim": 128, "head_dim_v": 128, "mask":
-// "causal", "out_dtype": "fp16", "pack_gqa": false, "pass": "fwd", "scales": "none", "softcap":
-// false, "splits": false, "tile": {"block_kv": 64, "block_q": 64, "p_in": "registers", "registers":
-// 176, "stages": 1, "step_kv": 0, "warps": 4}, "varlen": false}, "problem": {"batch": 1, "bias":
-// "none", "causal": true, "deterministic": false, "dtype": "fp16", "head_dim": 128, "head_dim_v":
-// 128, "heads": 32, "incoherent": false, "kv_heads": 32, "out_dtype": "fp16", "pass": "fwd",
-// "scale": 0.08838834764831843, "scales": "tensor", "seq": 4096, "seq_kv": 4096, "softcap": 0.0,
-// "varlen": false, "window": [-1, -1]}, "schema": "fasim.plan/1", "smem_bytes": 49152}
-// ---- the rest of the file has sha256 e75800ad5c1cf4bd088b632d93cf078b2064f9eb5f1e0d197e2d9c79654bf09d
+// {"gpu": {"arch": "sm_90", "name": "h200-sxm5-141gb"}, "kernel": {"algo": "v2", "arch": "sm_90",
+// "bias": "none", "deterministic": false, "dtype": "bf16", "head_dim": 128, "head_dim_v": 128,
+// "mask": "causal", "out_dtype": "bf16", "pack_gqa": false, "pass": "fwd", "scales": "none",
+// "softcap": false, "splits": false, "tile": {"block_kv": 48, "block_q": 128, "p_in": "registers",
+// "registers": 255, "stages": 2, "step_kv": 0, "warps": 4}, "varlen": true}, "problem": {"batch":
+// 16, "bias": "none", "causal": true, "deterministic": false, "dtype": "bf16", "head_dim": 128,
+// "head_dim_v": 128, "heads": 32, "incoherent": false, "kv_heads": 8, "out_dtype": "bf16", "pass":
+// "fwd", "scale": 0.08838834764831843, "scales": "tensor", "seq": 4096, "seq_kv": 4096, "softcap":
+// 0.0, "varlen": true, "window": [-1, -1]}, "schema": "fasim.plan/1", "smem_bytes": 81920}
+// ---- the rest of the file has sha256 eb307dd618e699c8462552fcc5e2c7f7bc59ba3b6fa915ab536dc0229c0bb460
 // FlashAttention-2, forward (Dao 2023, algorithm 1).
 //
 // One thread block per block of queries. It walks the keys and values once, from the last tile to
@@ -83,8 +89,8 @@ struct Strides {  // of one tensor, in elements; its last dimension is contiguou
   i64 batch, head, seq;
 };
 
-using Element = u16;  // fp16
-using Output = u16;  // fp16
+using Element = u16;  // bf16
+using Output = u16;  // bf16
 
 // ---- Constants ----------------------------------------------------------------------------------
 
@@ -92,15 +98,15 @@ constexpr int kHeadDim = 128;  // d, of Q and K
 constexpr int kHeadDimV = 128;  // of V and O
 constexpr int kD = 128;  // as stored: whole 16-wide matrix steps, the rest zero
 constexpr int kDV = 128;
-constexpr int kBlockQ = 64;  // B_r: queries of one tile
-constexpr int kBlockKV = 64;  // B_c: keys of one tile
-constexpr int kStepKV = 64;  // keys whose scores fit the registers at once
+constexpr int kBlockQ = 128;  // B_r: queries of one tile
+constexpr int kBlockKV = 48;  // B_c: keys of one tile
+constexpr int kStepKV = 48;  // keys whose scores fit the registers at once
 constexpr int kWarps = 4;
 constexpr int kThreads = 32 * kWarps;
 constexpr int kWarpRows = kBlockQ / kWarps;  // a warp owns whole rows, so softmax stays inside it
 constexpr int kRowTiles = kWarpRows / 16;
-constexpr int kRegisters = 176;  // of a thread: so many that as many blocks fit an SM as planned
-constexpr int kSmemBytes = 49152;
+constexpr int kRegisters = 255;  // of a thread: so many that as many blocks fit an SM as planned
+constexpr int kSmemBytes = 81920;
 constexpr bool kCausal = true;
 constexpr int kChunkElements = 16 / int(sizeof(Element));  // of the 16-byte unit of copies
 constexpr float kInfinity = __builtin_huge_valf();
@@ -109,7 +115,7 @@ constexpr float kLn2 = 0.693147180559945f;
 static_assert(kRowTiles * 16 * kWarps == kBlockQ, "every warp owns whole 16-row tiles");
 static_assert(kBlockKV % kStepKV == 0 && kStepKV % 16 == 0, "whole 16-key matrix steps");
 
-constexpr int kSlots = 2;  // ring of tiles in shared memory: K, V, K, V …
+constexpr int kSlots = 4;  // ring of tiles in shared memory: K, V, K, V …
 constexpr int kSlotElements = kBlockKV * (kD > kDV ? kD : kDV);
 constexpr int kQElements = kBlockQ * (kD > kDV ? kD : kDV);  // Q, and O at the end
 
@@ -216,9 +222,10 @@ namespace ptx {
 
 // d += a b for one 16x8 tile, 16 deep. Lane 4 g + t holds d[0], d[1] = row g, columns 2t, 2t+1 and
 // d[2], d[3] = row g + 8. PTX ISA: mma.m16n8k16.
-__device__ __forceinline__ void mma_m16n8k16_f16(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+__device__ __forceinline__ void mma_m16n8k16_bf16(float (&d)[4], const u32 (&a)[4], u32 b0,
+                                                  u32 b1) {
   asm volatile(
-      "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
+      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
       "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
@@ -230,10 +237,10 @@ __device__ __forceinline__ void mma_m16n8k16_f16(float (&d)[4], const u32 (&a)[4
 namespace ptx {
 #ifndef FASIM_EMULATE
 
-// Two floats as f16, rounded to nearest even, the first in the low half. PTX ISA: cvt.
-__device__ __forceinline__ u32 cvt_f16x2(float low, float high) {
+// Two floats as bf16, rounded to nearest even, the first in the low half. PTX ISA: cvt.
+__device__ __forceinline__ u32 cvt_bf16x2(float low, float high) {
   u32 packed;
-  asm volatile("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
+  asm volatile("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
   return packed;
 }
 
@@ -303,10 +310,6 @@ __device__ __forceinline__ u32 along_row(u32 first, int chunks) {
   return (first ^ chunks % kGroup * 16) + chunks / kGroup * kGroup * 16;
 }
 
-// Copies a loop step starts; the hardware keeps many more. Beside the widest scores their addresses
-// would not fit the registers.
-constexpr int kCopiesInFlight = kRowTiles * kStepKV < 256 ? 2 : 1;
-
 // One aligned copy into shared memory, in the background where the hardware can (not 2 bytes).
 template <int kBytes>
 __device__ __forceinline__ void copy(Element* to, const Element* from, bool valid) {
@@ -318,27 +321,41 @@ __device__ __forceinline__ void copy(Element* to, const Element* from, bool vali
 }
 
 // Fills a tile of kRows x kCols from rows of global memory, all threads together. What lies beyond
-// `rows` or kValidCols becomes zero, so padding never reaches a product.
+// `rows` or kValidCols becomes zero, so padding never reaches a product. Of a whole tile nothing need
+// be asked, and its addresses are constants apart.
 template <int kRows, int kCols, int kValidCols, bool kSwizzled = true>
 __device__ __forceinline__ void copy_tile(Element* tile, const Element* source, i64 stride,
                                           int rows) {
   constexpr int kBytes = copy_bytes(kValidCols);
   constexpr int kElements = kBytes / int(sizeof(Element));
   constexpr int kRowThreads = min_power_of_two(kCols / kElements, kThreads);
-  constexpr int kColumnSteps = (kCols / kElements + kRowThreads - 1) / kRowThreads;
-  constexpr int kRowsInFlight = kColumnSteps < kCopiesInFlight ? kCopiesInFlight / kColumnSteps : 1;
+  constexpr int kRowStep = kThreads / kRowThreads, kColStep = kRowThreads * kElements;
+  constexpr int kColSteps = (kCols + kColStep - 1) / kColStep;
+  constexpr bool kEven = kCols == kValidCols && kCols % kColStep == 0 && kRows % kRowStep == 0;
   const int first_col = threadIdx.x % kRowThreads * kElements;
   const int first_row = threadIdx.x / kRowThreads;
-  source += first_row * stride;
-#pragma unroll kRowsInFlight
-  for (int row = first_row; row < kRows; row += kThreads / kRowThreads) {
+  source += first_row * stride + first_col;
+  const auto at = [&](int row, int col) {
+    return chunk_at<kCols, kSwizzled>(tile, row, col / kChunkElements) + col % kChunkElements;
+  };
+  if (kEven && rows >= kRows) {
 #pragma unroll
-    for (int col = first_col; col < kCols; col += kRowThreads * kElements) {
-      Element* chunk = chunk_at<kCols, kSwizzled>(tile, row, col / kChunkElements);
-      const bool valid = row < rows && col < kValidCols;
-      copy<kBytes>(chunk + col % kChunkElements, source + col, valid);
+    for (int i = 0; i < kRows / kRowStep * kColSteps; ++i) {
+      const int col = i % kColSteps * kColStep;
+      copy<kBytes>(at(first_row + i / kColSteps * kRowStep, first_col + col), source + col, true);
+      if ((i + 1) % kColSteps == 0) source += kRowStep * stride;
     }
-    source += kThreads / kRowThreads * stride;
+    return;
+  }
+#pragma unroll 1
+  for (int row = first_row; row < kRows; row += kRowStep) {
+#pragma unroll
+    for (int i = 0; i < kColSteps; ++i) {
+      const int col = first_col + i * kColStep;
+      const bool valid = row < rows && col < kValidCols;
+      if (col < kCols) copy<kBytes>(at(row, col), source + i * kColStep, valid);
+    }
+    source += kRowStep * stride;
   }
 }
 
@@ -384,8 +401,8 @@ __device__ __forceinline__ void scores(Scores& s, const Element* q_tile, const E
       ptx::ldmatrix_x4(b, along_row<kD>(k_first, depth / 8) + n * kRowBytes);
 #pragma unroll
       for (int i = 0; i < kRowTiles; ++i) {
-        ptx::mma_m16n8k16_f16(s[i][n / 8], a[i], b[0], b[1]);
-        ptx::mma_m16n8k16_f16(s[i][n / 8 + 1], a[i], b[2], b[3]);
+        ptx::mma_m16n8k16_bf16(s[i][n / 8], a[i], b[0], b[1]);
+        ptx::mma_m16n8k16_bf16(s[i][n / 8 + 1], a[i], b[2], b[3]);
       }
     }
   }
@@ -399,7 +416,7 @@ __device__ __forceinline__ void round_weights(Weights& p, const Scores& s) {
   for (int i = 0; i < kRowTiles * kStepKV / 4; ++i) {
     const int tile = i / (kStepKV / 4), step = i / 4 % (kStepKV / 16), part = i % 4;
     const float (&pair)[4] = s[tile][2 * step + part / 2];
-    p[tile][step][part] = ptx::cvt_f16x2(pair[part % 2 * 2], pair[part % 2 * 2 + 1]);
+    p[tile][step][part] = ptx::cvt_bf16x2(pair[part % 2 * 2], pair[part % 2 * 2 + 1]);
   }
 }
 
@@ -419,11 +436,24 @@ __device__ __forceinline__ void accumulate(Accumulator& o, const Weights& p,
       ptx::ldmatrix_x4_trans(b, along_row<kDV>(v_first, n / 8) + key * kRowBytes);
 #pragma unroll
       for (int i = 0; i < kRowTiles; ++i) {
-        ptx::mma_m16n8k16_f16(o[i][n / 8], p[i][key / 16], b[0], b[1]);
-        ptx::mma_m16n8k16_f16(o[i][n / 8 + 1], p[i][key / 16], b[2], b[3]);
+        ptx::mma_m16n8k16_bf16(o[i][n / 8], p[i][key / 16], b[0], b[1]);
+        ptx::mma_m16n8k16_bf16(o[i][n / 8 + 1], p[i][key / 16], b[2], b[3]);
       }
     }
   }
+}
+
+// ---- Packed sequences ---------------------------------------------------------------------------
+// Sequence i is tokens cu_seqlens[i] to cu_seqlens[i + 1] of the packed tensors.
+struct Sequence {
+  int q, k;  // its first tokens
+  int seq_q, seq_kv;
+};
+
+__device__ __forceinline__ Sequence sequence_at(const int* cu_seqlens_q, const int* cu_seqlens_k,
+                                                i64 i) {
+  const int q = cu_seqlens_q[i], k = cu_seqlens_k[i];
+  return {q, k, cu_seqlens_q[i + 1] - q, cu_seqlens_k[i + 1] - k};
 }
 
 // ---- Mask ---------------------------------------------------------------------------------------
@@ -447,23 +477,7 @@ __device__ __forceinline__ void mask_scores(Scores& s, int query, int key, int s
   }
 }
 
-// ---- Online softmax -----------------------------------------------------------------------------
-// Milakov and Gimelshein 2018; FlashAttention-2, algorithm 1. A thread keeps, for each of its rows,
-// the largest score so far and its own share of the row's sum of exponentials.
-
-struct RowState {
-  float max[kRowTiles][2];
-  float sum[kRowTiles][2];
-};
-
-__device__ __forceinline__ void reset(RowState& row) {
-#pragma unroll
-  for (int i = 0; i < 2 * kRowTiles; ++i) {
-    row.max[i / 2][i % 2] = -kInfinity;
-    row.sum[i / 2][i % 2] = 0.f;
-  }
-}
-
+// A row of scores lies in one quad of lanes.
 __device__ __forceinline__ float quad_max(float x) {
   x = fmaxf(x, __shfl_xor_sync(~0u, x, 1));
   return fmaxf(x, __shfl_xor_sync(~0u, x, 2));
@@ -477,34 +491,6 @@ __device__ __forceinline__ float quad_sum(float x) {
 // A row that has seen no key has maximum -inf; its exponents are taken from 0 instead.
 __device__ __forceinline__ float reference_of(float max) { return max == -kInfinity ? 0.f : max; }
 
-// Turns scores into weights exp(scale (s - max)), and rescales what was summed under the old
-// maximum. The maximum is subtracted before scaling: the largest weight is then exactly 1, however
-// large the scores are.
-__device__ __forceinline__ void online_softmax(Scores& s, Accumulator& o, RowState& row,
-                                               float scale_log2) {
-#pragma unroll
-  for (int i = 0; i < 2 * kRowTiles; ++i) {
-    const int tile = i / 2, half = i % 2;
-    float max = row.max[tile][half];
-#pragma unroll
-    for (int n = 0; n < kStepKV / 4; ++n) max = fmaxf(max, s[tile][n / 2][2 * half + n % 2]);
-    max = quad_max(max);
-    const float reference = reference_of(max);
-    const float rescale = ptx::ex2((row.max[tile][half] - reference) * scale_log2);
-    float sum = 0.f;
-#pragma unroll
-    for (int n = 0; n < kStepKV / 4; ++n) {
-      float& weight = s[tile][n / 2][2 * half + n % 2];
-      weight = ptx::ex2((weight - reference) * scale_log2);
-      sum += weight;
-    }
-    row.max[tile][half] = max;
-    row.sum[tile][half] = row.sum[tile][half] * rescale + sum;
-#pragma unroll
-    for (int n = 0; n < kDV / 4; ++n) o[tile][n / 2][2 * half + n % 2] *= rescale;
-  }
-}
-
 // Natural logarithm of a row's sum of exp(scale s); -inf for a row that saw no key.
 __device__ __forceinline__ float log_sum_exp(float max, float sum, float scale_log2) {
   return (max * scale_log2 + ptx::lg2(sum)) * kLn2;
@@ -513,6 +499,107 @@ __device__ __forceinline__ float log_sum_exp(float max, float sum, float scale_l
 // The row of the tile that a thread's i-th row of fragments is.
 __device__ __forceinline__ int tile_row(int i) {
   return threadIdx.x / 32 * kWarpRows + 8 * i + threadIdx.x % 32 / 4;
+}
+
+// ---- Online softmax, lazily ---------------------------------------------------------------------
+// FlashAttention-2, algorithm 1, with weights relative to an earlier maximum: any reference gives the
+// same result while no weight leaves the range of its type. So scores become weights at once, by one
+// multiply-add and one exponential each, and only where their sum shows that one grew large is the
+// maximum looked for again and what was summed so far rescaled.
+
+struct RowState {
+  float max[kRowTiles][2];  // the largest score when it was last looked for
+  float sum[kRowTiles][2];
+  bool settled[kRowTiles];  // all of these 16 rows are
+};
+
+constexpr float kLargestSum = 16384.f;  // of a lane's weights in one tile; fp16 ends at 65504
+// A fused multiply-add takes the exact product from a rounded reference: beyond this exponent the
+// rounding would show, and the difference is taken before it is scaled.
+constexpr float kHugeExponent = 262144.f;
+
+__device__ __forceinline__ void reset(RowState& row) {
+#pragma unroll
+  for (int i = 0; i < 2 * kRowTiles; ++i) {
+    row.max[i / 2][i % 2] = -kInfinity;
+    row.sum[i / 2][i % 2] = 0.f;
+    row.settled[i / 2] = false;
+  }
+}
+
+using TileScores = float[kStepKV / 8][4];
+using TileWeights = u32[kStepKV / 16][4];
+
+// Weights of 16 rows, exp2(s scale - shift), and the lane's sums of them.
+__device__ __forceinline__ void exponentials(TileWeights& p, const TileScores& s, float (&sum)[2],
+                                             const float (&shift)[2], float scale_log2) {
+  sum[0] = sum[1] = 0.f;
+#pragma unroll
+  for (int i = 0; i < kStepKV / 4; ++i) {
+    const int n = i / 2, half = i % 2;
+    const float x = ptx::ex2(fmaf(s[n][2 * half], scale_log2, -shift[half]));
+    const float y = ptx::ex2(fmaf(s[n][2 * half + 1], scale_log2, -shift[half]));
+    sum[half] += x + y;
+    p[n / 2][n % 2 * 2 + half] = ptx::cvt_bf16x2(x, y);
+  }
+}
+
+// Whether a row has a reference that a fused multiply-add may take away.
+__device__ __forceinline__ bool is_settled(float max, float scale_log2) {
+  return fabsf(max) * scale_log2 < kHugeExponent;
+}
+
+// Looks for the maximum of those of 16 rows that are to move, takes it from their scores, and
+// rescales what was summed under the old one. What becomes of a row depends on no other row.
+__device__ __forceinline__ void move_references(TileScores& s, float (&o)[kDV / 8][4],
+                                                float (&max)[2], float (&sum)[2], float (&shift)[2],
+                                                const bool (&moves)[2], float scale_log2) {
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    float highest = max[half];
+#pragma unroll
+    for (int n = 0; n < kStepKV / 4; ++n) highest = fmaxf(highest, s[n / 2][2 * half + n % 2]);
+    highest = quad_max(highest);
+    const float reference = moves[half] ? reference_of(highest) : 0.f;
+    const float rescale = moves[half] ? ptx::ex2((max[half] - reference) * scale_log2) : 1.f;
+    if (moves[half]) {
+      max[half] = highest;
+      shift[half] = 0.f;
+    }
+    sum[half] *= rescale;
+#pragma unroll
+    for (int n = 0; n < kDV / 4; ++n) o[n / 2][2 * half + n % 2] *= rescale;
+#pragma unroll
+    for (int n = 0; n < kStepKV / 4; ++n) s[n / 2][2 * half + n % 2] -= reference;
+  }
+}
+
+// Turns scores into rounded weights, exp(scale (s - max)) for a recent maximum. Where a row has none
+// yet, or its weights show that it is too small, it moves, and there is another attempt.
+__device__ __forceinline__ void weigh(Weights& p, Scores& s, Accumulator& o, RowState& row,
+                                      float scale_log2) {
+#pragma unroll
+  for (int tile = 0; tile < kRowTiles; ++tile) {
+    float (&max)[2] = row.max[tile];
+    float sum[2], shift[2] = {max[0] * scale_log2, max[1] * scale_log2};
+    bool moves[2] = {!is_settled(max[0], scale_log2), !is_settled(max[1], scale_log2)};
+    bool again = !row.settled[tile];
+#pragma unroll 1
+    for (;;) {
+      if (again) {
+        move_references(s[tile], o[tile], max, row.sum[tile], shift, moves, scale_log2);
+        const bool settled = is_settled(max[0], scale_log2) && is_settled(max[1], scale_log2);
+        row.settled[tile] = __all_sync(~0u, settled);
+      }
+      exponentials(p[tile], s[tile], sum, shift, scale_log2);
+      again = __any_sync(~0u, fmaxf(sum[0], sum[1]) > kLargestSum);
+      if (!again) break;
+      moves[0] = quad_max(sum[0]) > kLargestSum;
+      moves[1] = quad_max(sum[1]) > kLargestSum;
+    }
+    row.sum[tile][0] += sum[0];
+    row.sum[tile][1] += sum[1];
+  }
 }
 
 // Divides O by the sums, once, and writes the log-sum-exp of each row. A row that saw no key
@@ -534,7 +621,7 @@ __device__ __forceinline__ void finish(Accumulator& o, const RowState& row, floa
 
 // ---- Output -------------------------------------------------------------------------------------
 __device__ __forceinline__ void store_pair(u16* to, float x, float y) {
-  *reinterpret_cast<u32*>(to) = ptx::cvt_f16x2(x, y);
+  *reinterpret_cast<u32*>(to) = ptx::cvt_bf16x2(x, y);
 }
 // The warp lays its rows of O out in shared memory, then writes them in the widest words their
 // alignment allows. Each warp reads back only what it wrote itself.
@@ -569,23 +656,31 @@ __device__ __forceinline__ void store_output(Output* tile, const Accumulator& o,
 // ---- Kernel -------------------------------------------------------------------------------------
 // clang-format off
 extern "C" __global__ void __maxnreg__(kRegisters)
-v2_fwd_sm89_fp16_d128_causal_b755409b(
+v2_fwd_sm90_bf16_d128_causal_varlen_a9b1d56b(
     const Element* __restrict__ q, const Element* __restrict__ k, const Element* __restrict__ v,
-    Output* __restrict__ o, float* __restrict__ lse, const int heads, const int kv_heads,
-    const int seq_q, const int seq_kv, const Strides q_strides, const Strides k_strides,
-    const Strides v_strides, const Strides o_strides, const float scale_log2) {
+    Output* __restrict__ o, float* __restrict__ lse, const int* __restrict__ cu_seqlens_q,
+    const int* __restrict__ cu_seqlens_k, const int heads, const int kv_heads, const int longest_q,
+    const int total_q, const Strides q_strides, const Strides k_strides, const Strides v_strides,
+    const Strides o_strides, const float scale_log2) {
   // clang-format on
   extern __shared__ __align__(128) unsigned char smem_raw[];
   Element* q_tile = reinterpret_cast<Element*>(smem_raw);
 
   // This block's queries. Under a causal mask the blocks with the most keys start first.
-  const int q_blocks = (seq_q + kBlockQ - 1) / kBlockQ;
+  const int q_blocks = (longest_q + kBlockQ - 1) / kBlockQ;
   const int turn = blockIdx.x % q_blocks;
   const int first_query = (kCausal ? q_blocks - 1 - turn : turn) * kBlockQ;
+  const int batch_index = blockIdx.x / q_blocks / heads;
+  const Sequence sequence = sequence_at(cu_seqlens_q, cu_seqlens_k, batch_index);
+  const int seq_q = sequence.seq_q, seq_kv = sequence.seq_kv;
+  if (first_query >= seq_q) return;  // the grid is for the longest
   const int rows = min(kBlockQ, seq_q - first_query);
   const int head = blockIdx.x / q_blocks % heads;
   const int kv_head = head / (heads / kv_heads);
   const i64 batch = blockIdx.x / q_blocks / heads;
+  q += sequence.q * q_strides.seq;
+  k += sequence.k * k_strides.seq;
+  v += sequence.k * v_strides.seq;
   q += batch * q_strides.batch + head * q_strides.head + first_query * q_strides.seq;
   k += batch * k_strides.batch + kv_head * k_strides.head;
   v += batch * v_strides.batch + kv_head * v_strides.head;
@@ -623,23 +718,28 @@ v2_fwd_sm89_fp16_d128_causal_b755409b(
   zero(o_acc);
   reset(row);
   const int warp_query = first_query + threadIdx.x / 32 * kWarpRows;
+  const int warp_last = min(warp_query + kWarpRows, seq_q) - 1;
+  const int warp_keys = warp_query < seq_q ? visible_keys(warp_last, seq_q, seq_kv) : 0;
   for (int j = 0; j < kv_tiles; ++j) {
     const int key = (kv_tiles - 1 - j) * kBlockKV;
+    const bool sees = key < warp_keys;  // the warp, of the tile
     advance(2 * j);
-    scores(s, q_tile, slot(2 * j));
-    if (key + kBlockKV > visible_keys(warp_query, seq_q, seq_kv)) {
-      mask_scores(s, warp_query, key, seq_q, seq_kv);
+    if (sees) {
+      scores(s, q_tile, slot(2 * j));
+      if (key + kBlockKV > visible_keys(warp_query, seq_q, seq_kv)) {
+        mask_scores(s, warp_query, key, seq_q, seq_kv);
+      }
+      weigh(p, s, o_acc, row, scale_log2);
     }
-    online_softmax(s, o_acc, row, scale_log2);
-    round_weights(p, s);
     advance(2 * j + 1);
-    accumulate(o_acc, p, slot(2 * j + 1));
+    if (sees) accumulate(o_acc, p, slot(2 * j + 1));
   }
 
   ptx::cp_async_wait_group<0>();
   __syncthreads();  // Q's tile is free for O
   o += batch * o_strides.batch + head * o_strides.head + first_query * o_strides.seq;
-  lse += (batch * heads + head) * seq_q + first_query;
+  o += sequence.q * o_strides.seq;
+  lse += i64(head) * total_q + sequence.q + first_query;
   finish(o_acc, row, lse, scale_log2, rows);
   store_output(reinterpret_cast<Output*>(smem_raw), o_acc, o, o_strides.seq, rows);
 }
@@ -656,7 +756,7 @@ __global__ void fill(Element* x, i64 n, u32 seed) {
   const i64 i = blockIdx.x * i64(blockDim.x) + threadIdx.x;
   const u32 hash = (u32(i) * 2654435761u ^ seed) * 2246822519u;
   const float value = float(hash >> 8) / (1 << 23) - 1.f;
-  if (i < n) x[i] = u16(ptx::cvt_f16x2(value, value));
+  if (i < n) x[i] = u16(ptx::cvt_bf16x2(value, value));
 }
 
 template <typename T>
@@ -672,9 +772,18 @@ Element* input(i64 n, u32 seed) {
   return array;
 }
 
-Strides contiguous(i64 heads, i64 seq, i64 head_dim) {
-  return {heads * seq * head_dim, seq * head_dim, head_dim};
+// An array whose values are computed on the host.
+template <typename T, typename Value>
+T* made(i64 n, Value value) {
+  T* host = static_cast<T*>(std::malloc(n * sizeof(T)));
+  for (i64 i = 0; i < n; ++i) host[i] = value(i);
+  T* array = device_array<T>(n);
+  cudaMemcpy(array, host, n * sizeof(T), cudaMemcpyHostToDevice);
+  std::free(host);
+  return array;
 }
+
+Strides contiguous(i64 heads, i64, i64 head_dim) { return {0, head_dim, heads * head_dim}; }
 
 int main(int argc, char** argv) {
   const auto size = [&](int i, int otherwise) { return argc > i ? std::atoi(argv[i]) : otherwise; };
@@ -686,13 +795,16 @@ int main(int argc, char** argv) {
   const Strides v_strides = contiguous(kv_heads, seq_kv, kHeadDimV);
   const Strides o_strides = contiguous(heads, seq_q, kHeadDimV);
   const float scale_log2 = 1.442695041f / sqrtf(kHeadDim);
+  const int longest_q = seq_q, total_q = batch * seq_q;
+  const int* cu_seqlens_q = made<int>(batch + 1, [&](i64 i) { return int(i * seq_q); });
+  const int* cu_seqlens_k = made<int>(batch + 1, [&](i64 i) { return int(i * seq_kv); });
   Element* q = input(rows * kHeadDim, 1);
   Element* k = input(keys * kHeadDim, 2);
   Element* v = input(keys * kHeadDimV, 3);
   Output* o = device_array<Output>(rows * kHeadDimV);
   float* lse = device_array<float>(rows);
   const int grid = batch * heads * ((seq_q + kBlockQ - 1) / kBlockQ);
-  const auto kernel = v2_fwd_sm89_fp16_d128_causal_b755409b;
+  const auto kernel = v2_fwd_sm90_bf16_d128_causal_varlen_a9b1d56b;
   cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSmemBytes);
   cudaEvent_t start, stop;
   cudaEventCreate(&start);
@@ -700,8 +812,9 @@ int main(int argc, char** argv) {
   float ms = 0;
   for (int run = 0; run < 2; ++run) {  // the second one counts
     cudaEventRecord(start);
-    kernel<<<grid, kThreads, kSmemBytes>>>(q, k, v, o, lse, heads, kv_heads, seq_q, seq_kv,
-                                           q_strides, k_strides, v_strides, o_strides, scale_log2);
+    kernel<<<grid, kThreads, kSmemBytes>>>(q, k, v, o, lse, cu_seqlens_q, cu_seqlens_k, heads,
+                                           kv_heads, longest_q, total_q, q_strides, k_strides,
+                                           v_strides, o_strides, scale_log2);
     cudaEventRecord(stop);
     cudaEventSynchronize(stop);
     cudaEventElapsedTime(&ms, start, stop);

@@ -1,9 +1,9 @@
-// v2_fwd_sm120_bf16_d96v64_full_13d30591
+// v2_fwd_sm89_fp16_d128_causal_425833f8
 //
-// regenerate  fasim gen v2_fwd_sm120_bf16_d96v64_full_13d30591.cu
-// compile     nvcc -std=c++17 -arch=sm_120 -cubin v2_fwd_sm120_bf16_d96v64_full_13d30591.cu
-// run alone   nvcc -std=c++17 -arch=sm_120 -DFASIM_MAIN v2_fwd_sm120_bf16_d96v64_full_13d30591.cu && ./a.out
-// launch      v2_fwd_sm120_bf16_d96v64_full_13d30591<<<2048, 128, 49152>>>, as planned
+// regenerate  fasim gen v2_fwd_sm89_fp16_d128_causal_425833f8.cu
+// compile     nvcc -std=c++17 -arch=sm_89 -cubin v2_fwd_sm89_fp16_d128_causal_425833f8.cu
+// run alone   nvcc -std=c++17 -arch=sm_89 -DFASIM_MAIN v2_fwd_sm89_fp16_d128_causal_425833f8.cu && ./a.out
+// launch      v2_fwd_sm89_fp16_d128_causal_425833f8<<<2048, 128, 49152>>>, as planned
 //
 // arguments
 //   ptr    q           device memory
@@ -15,53 +15,56 @@
 //   i32    kv_heads    32
 //   i32    seq_q       4096
 //   i32    seq_kv      4096
-//   i64x3  q_strides   (12582912, 393216, 96)
-//   i64x3  k_strides   (12582912, 393216, 96)
-//   i64x3  v_strides   (8388608, 262144, 64)
-//   i64x3  o_strides   (8388608, 262144, 64)
-//   f32    scale_log2  0.1472444460259031
+//   i64x3  q_strides   (16777216, 524288, 128)
+//   i64x3  k_strides   (16777216, 524288, 128)
+//   i64x3  v_strides   (16777216, 524288, 128)
+//   i64x3  o_strides   (16777216, 524288, 128)
+//   f32    scale_log2  0.12751743082459868
 //
 // shared memory
-//   from      0   12288 bytes  Q, and O at the end
-//   from  12288   18432 bytes  K and V, ring slot 0
-//   from  30720   18432 bytes  K and V, ring slot 1
+//   from      0   16384 bytes  Q, and O at the end
+//   from  16384    8192 bytes  K and V, ring slot 0
+//   from  24576    8192 bytes  K and V, ring slot 1
+//   from  32768    8192 bytes  K and V, ring slot 2
+//   from  40960    8192 bytes  K and V, ring slot 3
 //
 // templates, with the first 8 digits of their sha256
-//   0018da4f  device/copy.cuh
-//   909f21d7  device/copy_async.cuh
+//   23a2d90d  device/copy.cuh
+//   0854f155  device/copy_async.cuh
 //   74034a71  device/finish.cuh
 //   26282f8e  device/fragments.cuh
 //   76c2f1b5  device/integers.cuh
-//   fb5d4ab8  device/mask.cuh
+//   4210b751  device/mask.cuh
 //   335dc4e2  device/matmul_mma.cuh
-//   b46ac244  device/softmax.cuh
+//   051bb746  device/rows.cuh
+//   e58e9ed8  device/softmax_lazy.cuh
 //   727eb359  device/store.cuh
 //   b0983d9f  device/tile.cuh
-//   35b0b3b5  device/types.cuh
+//   c2706fe3  device/types.cuh
 //   b80c26d4  device/words.cuh
-//   ba271309  kernels/v2_fwd.cu
-//   915512f3  parts/constants.cuh
-//   06c0a2c0  parts/main.cu
+//   0901eff6  kernels/v2_fwd.cu
+//   d14fdd00  parts/constants.cuh
+//   8349efe4  parts/main.cu
 //   337a472a  ptx/cp_async.cuh
-//   33562fdf  ptx/cvt_bf16x2.cuh
+//   42d2ca0a  ptx/cvt_f16x2.cuh
 //   422cf4a7  ptx/ex2.cuh
 //   5bef9f17  ptx/ldmatrix_x4.cuh
 //   ecba088f  ptx/lg2.cuh
-//   0f317959  ptx/mma_m16n8k16_bf16.cuh
+//   07544763  ptx/mma_m16n8k16_f16.cuh
 //   9f71dff2  ptx/smem_address.cuh
 //
 
 // ---- plan
-// {"gpu": {"arch": "sm_120", "name": "rtx5090"}, "kernel": {"algo": "v2", "arch": "sm_120", "bias":
-// "none", "deterministic": false, "dtype": "bf16", "head_dim": 96, "head_dim_v": 64, "mask":
-// "full", "out_dtype": "bf16", "pack_gqa": false, "pass": "fwd", "scales": "none", "softcap":
-// false, "splits": false, "tile": {"block_kv": 96, "block_q": 64, "p_in": "registers", "registers":
-// 160, "stages": 1, "step_kv": 0, "warps": 4}, "varlen": false}, "problem": {"batch": 1, "bias":
-// "none", "causal": false, "deterministic": false, "dtype": "bf16", "head_dim": 96, "head_dim_v":
-// 64, "heads": 32, "incoherent": false, "kv_heads": 32, "out_dtype": "bf16", "pass": "fwd",
-// "scale": 0.10206207261596577, "scales": "tensor", "seq": 4096, "seq_kv": 4096, "softcap": 0.0,
+// {"gpu": {"arch": "sm_89", "name": "rtx4090"}, "kernel": {"algo": "v2", "arch": "sm_89", "bias":
+// "none", "deterministic": false, "dtype": "fp16", "head_dim": 128, "head_dim_v": 128, "mask":
+// "causal", "out_dtype": "fp16", "pack_gqa": false, "pass": "fwd", "scales": "none", "softcap":
+// false, "splits": false, "tile": {"block_kv": 32, "block_q": 64, "p_in": "registers", "registers":
+// 160, "stages": 2, "step_kv": 0, "warps": 4}, "varlen": false}, "problem": {"batch": 1, "bias":
+// "none", "causal": true, "deterministic": false, "dtype": "fp16", "head_dim": 128, "head_dim_v":
+// 128, "heads": 32, "incoherent": false, "kv_heads": 32, "out_dtype": "fp16", "pass": "fwd",
+// "scale": 0.08838834764831843, "scales": "tensor", "seq": 4096, "seq_kv": 4096, "softcap": 0.0,
 // "varlen": false, "window": [-1, -1]}, "schema": "fasim.plan/1", "smem_bytes": 49152}
-// ---- the rest of the file has sha256 25d273821789383b98a0ab7376fb64e9b80d9399ca83292577b3f7f73b48d5ff
+// ---- the rest of the file has sha256 8686fdfceb8d4c179d64af3a60cb928df8b26db1e6118f80b50462764d8bb507
 // FlashAttention-2, forward (Dao 2023, algorithm 1).
 //
 // One thread block per block of queries. It walks the keys and values once, from the last tile to
@@ -83,25 +86,25 @@ struct Strides {  // of one tensor, in elements; its last dimension is contiguou
   i64 batch, head, seq;
 };
 
-using Element = u16;  // bf16
-using Output = u16;  // bf16
+using Element = u16;  // fp16
+using Output = u16;  // fp16
 
 // ---- Constants ----------------------------------------------------------------------------------
 
-constexpr int kHeadDim = 96;  // d, of Q and K
-constexpr int kHeadDimV = 64;  // of V and O
-constexpr int kD = 96;  // as stored: whole 16-wide matrix steps, the rest zero
-constexpr int kDV = 64;
+constexpr int kHeadDim = 128;  // d, of Q and K
+constexpr int kHeadDimV = 128;  // of V and O
+constexpr int kD = 128;  // as stored: whole 16-wide matrix steps, the rest zero
+constexpr int kDV = 128;
 constexpr int kBlockQ = 64;  // B_r: queries of one tile
-constexpr int kBlockKV = 96;  // B_c: keys of one tile
-constexpr int kStepKV = 96;  // keys whose scores fit the registers at once
+constexpr int kBlockKV = 32;  // B_c: keys of one tile
+constexpr int kStepKV = 32;  // keys whose scores fit the registers at once
 constexpr int kWarps = 4;
 constexpr int kThreads = 32 * kWarps;
 constexpr int kWarpRows = kBlockQ / kWarps;  // a warp owns whole rows, so softmax stays inside it
 constexpr int kRowTiles = kWarpRows / 16;
 constexpr int kRegisters = 160;  // of a thread: so many that as many blocks fit an SM as planned
 constexpr int kSmemBytes = 49152;
-constexpr bool kCausal = false;
+constexpr bool kCausal = true;
 constexpr int kChunkElements = 16 / int(sizeof(Element));  // of the 16-byte unit of copies
 constexpr float kInfinity = __builtin_huge_valf();
 constexpr float kLn2 = 0.693147180559945f;
@@ -109,7 +112,7 @@ constexpr float kLn2 = 0.693147180559945f;
 static_assert(kRowTiles * 16 * kWarps == kBlockQ, "every warp owns whole 16-row tiles");
 static_assert(kBlockKV % kStepKV == 0 && kStepKV % 16 == 0, "whole 16-key matrix steps");
 
-constexpr int kSlots = 2;  // ring of tiles in shared memory: K, V, K, V …
+constexpr int kSlots = 4;  // ring of tiles in shared memory: K, V, K, V …
 constexpr int kSlotElements = kBlockKV * (kD > kDV ? kD : kDV);
 constexpr int kQElements = kBlockQ * (kD > kDV ? kD : kDV);  // Q, and O at the end
 
@@ -216,10 +219,9 @@ namespace ptx {
 
 // d += a b for one 16x8 tile, 16 deep. Lane 4 g + t holds d[0], d[1] = row g, columns 2t, 2t+1 and
 // d[2], d[3] = row g + 8. PTX ISA: mma.m16n8k16.
-__device__ __forceinline__ void mma_m16n8k16_bf16(float (&d)[4], const u32 (&a)[4], u32 b0,
-                                                  u32 b1) {
+__device__ __forceinline__ void mma_m16n8k16_f16(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
   asm volatile(
-      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+      "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
       "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
@@ -231,10 +233,10 @@ __device__ __forceinline__ void mma_m16n8k16_bf16(float (&d)[4], const u32 (&a)[
 namespace ptx {
 #ifndef FASIM_EMULATE
 
-// Two floats as bf16, rounded to nearest even, the first in the low half. PTX ISA: cvt.
-__device__ __forceinline__ u32 cvt_bf16x2(float low, float high) {
+// Two floats as f16, rounded to nearest even, the first in the low half. PTX ISA: cvt.
+__device__ __forceinline__ u32 cvt_f16x2(float low, float high) {
   u32 packed;
-  asm volatile("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
+  asm volatile("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
   return packed;
 }
 
@@ -304,10 +306,6 @@ __device__ __forceinline__ u32 along_row(u32 first, int chunks) {
   return (first ^ chunks % kGroup * 16) + chunks / kGroup * kGroup * 16;
 }
 
-// Copies a loop step starts; the hardware keeps many more. Beside the widest scores their addresses
-// would not fit the registers.
-constexpr int kCopiesInFlight = kRowTiles * kStepKV < 256 ? 2 : 1;
-
 // One aligned copy into shared memory, in the background where the hardware can (not 2 bytes).
 template <int kBytes>
 __device__ __forceinline__ void copy(Element* to, const Element* from, bool valid) {
@@ -319,27 +317,41 @@ __device__ __forceinline__ void copy(Element* to, const Element* from, bool vali
 }
 
 // Fills a tile of kRows x kCols from rows of global memory, all threads together. What lies beyond
-// `rows` or kValidCols becomes zero, so padding never reaches a product.
+// `rows` or kValidCols becomes zero, so padding never reaches a product. Of a whole tile nothing need
+// be asked, and its addresses are constants apart.
 template <int kRows, int kCols, int kValidCols, bool kSwizzled = true>
 __device__ __forceinline__ void copy_tile(Element* tile, const Element* source, i64 stride,
                                           int rows) {
   constexpr int kBytes = copy_bytes(kValidCols);
   constexpr int kElements = kBytes / int(sizeof(Element));
   constexpr int kRowThreads = min_power_of_two(kCols / kElements, kThreads);
-  constexpr int kColumnSteps = (kCols / kElements + kRowThreads - 1) / kRowThreads;
-  constexpr int kRowsInFlight = kColumnSteps < kCopiesInFlight ? kCopiesInFlight / kColumnSteps : 1;
+  constexpr int kRowStep = kThreads / kRowThreads, kColStep = kRowThreads * kElements;
+  constexpr int kColSteps = (kCols + kColStep - 1) / kColStep;
+  constexpr bool kEven = kCols == kValidCols && kCols % kColStep == 0 && kRows % kRowStep == 0;
   const int first_col = threadIdx.x % kRowThreads * kElements;
   const int first_row = threadIdx.x / kRowThreads;
-  source += first_row * stride;
-#pragma unroll kRowsInFlight
-  for (int row = first_row; row < kRows; row += kThreads / kRowThreads) {
+  source += first_row * stride + first_col;
+  const auto at = [&](int row, int col) {
+    return chunk_at<kCols, kSwizzled>(tile, row, col / kChunkElements) + col % kChunkElements;
+  };
+  if (kEven && rows >= kRows) {
 #pragma unroll
-    for (int col = first_col; col < kCols; col += kRowThreads * kElements) {
-      Element* chunk = chunk_at<kCols, kSwizzled>(tile, row, col / kChunkElements);
-      const bool valid = row < rows && col < kValidCols;
-      copy<kBytes>(chunk + col % kChunkElements, source + col, valid);
+    for (int i = 0; i < kRows / kRowStep * kColSteps; ++i) {
+      const int col = i % kColSteps * kColStep;
+      copy<kBytes>(at(first_row + i / kColSteps * kRowStep, first_col + col), source + col, true);
+      if ((i + 1) % kColSteps == 0) source += kRowStep * stride;
     }
-    source += kThreads / kRowThreads * stride;
+    return;
+  }
+#pragma unroll 1
+  for (int row = first_row; row < kRows; row += kRowStep) {
+#pragma unroll
+    for (int i = 0; i < kColSteps; ++i) {
+      const int col = first_col + i * kColStep;
+      const bool valid = row < rows && col < kValidCols;
+      if (col < kCols) copy<kBytes>(at(row, col), source + i * kColStep, valid);
+    }
+    source += kRowStep * stride;
   }
 }
 
@@ -385,8 +397,8 @@ __device__ __forceinline__ void scores(Scores& s, const Element* q_tile, const E
       ptx::ldmatrix_x4(b, along_row<kD>(k_first, depth / 8) + n * kRowBytes);
 #pragma unroll
       for (int i = 0; i < kRowTiles; ++i) {
-        ptx::mma_m16n8k16_bf16(s[i][n / 8], a[i], b[0], b[1]);
-        ptx::mma_m16n8k16_bf16(s[i][n / 8 + 1], a[i], b[2], b[3]);
+        ptx::mma_m16n8k16_f16(s[i][n / 8], a[i], b[0], b[1]);
+        ptx::mma_m16n8k16_f16(s[i][n / 8 + 1], a[i], b[2], b[3]);
       }
     }
   }
@@ -400,7 +412,7 @@ __device__ __forceinline__ void round_weights(Weights& p, const Scores& s) {
   for (int i = 0; i < kRowTiles * kStepKV / 4; ++i) {
     const int tile = i / (kStepKV / 4), step = i / 4 % (kStepKV / 16), part = i % 4;
     const float (&pair)[4] = s[tile][2 * step + part / 2];
-    p[tile][step][part] = ptx::cvt_bf16x2(pair[part % 2 * 2], pair[part % 2 * 2 + 1]);
+    p[tile][step][part] = ptx::cvt_f16x2(pair[part % 2 * 2], pair[part % 2 * 2 + 1]);
   }
 }
 
@@ -420,8 +432,8 @@ __device__ __forceinline__ void accumulate(Accumulator& o, const Weights& p,
       ptx::ldmatrix_x4_trans(b, along_row<kDV>(v_first, n / 8) + key * kRowBytes);
 #pragma unroll
       for (int i = 0; i < kRowTiles; ++i) {
-        ptx::mma_m16n8k16_bf16(o[i][n / 8], p[i][key / 16], b[0], b[1]);
-        ptx::mma_m16n8k16_bf16(o[i][n / 8 + 1], p[i][key / 16], b[2], b[3]);
+        ptx::mma_m16n8k16_f16(o[i][n / 8], p[i][key / 16], b[0], b[1]);
+        ptx::mma_m16n8k16_f16(o[i][n / 8 + 1], p[i][key / 16], b[2], b[3]);
       }
     }
   }
@@ -448,23 +460,7 @@ __device__ __forceinline__ void mask_scores(Scores& s, int query, int key, int s
   }
 }
 
-// ---- Online softmax -----------------------------------------------------------------------------
-// Milakov and Gimelshein 2018; FlashAttention-2, algorithm 1. A thread keeps, for each of its rows,
-// the largest score so far and its own share of the row's sum of exponentials.
-
-struct RowState {
-  float max[kRowTiles][2];
-  float sum[kRowTiles][2];
-};
-
-__device__ __forceinline__ void reset(RowState& row) {
-#pragma unroll
-  for (int i = 0; i < 2 * kRowTiles; ++i) {
-    row.max[i / 2][i % 2] = -kInfinity;
-    row.sum[i / 2][i % 2] = 0.f;
-  }
-}
-
+// A row of scores lies in one quad of lanes.
 __device__ __forceinline__ float quad_max(float x) {
   x = fmaxf(x, __shfl_xor_sync(~0u, x, 1));
   return fmaxf(x, __shfl_xor_sync(~0u, x, 2));
@@ -478,34 +474,6 @@ __device__ __forceinline__ float quad_sum(float x) {
 // A row that has seen no key has maximum -inf; its exponents are taken from 0 instead.
 __device__ __forceinline__ float reference_of(float max) { return max == -kInfinity ? 0.f : max; }
 
-// Turns scores into weights exp(scale (s - max)), and rescales what was summed under the old
-// maximum. The maximum is subtracted before scaling: the largest weight is then exactly 1, however
-// large the scores are.
-__device__ __forceinline__ void online_softmax(Scores& s, Accumulator& o, RowState& row,
-                                               float scale_log2) {
-#pragma unroll
-  for (int i = 0; i < 2 * kRowTiles; ++i) {
-    const int tile = i / 2, half = i % 2;
-    float max = row.max[tile][half];
-#pragma unroll
-    for (int n = 0; n < kStepKV / 4; ++n) max = fmaxf(max, s[tile][n / 2][2 * half + n % 2]);
-    max = quad_max(max);
-    const float reference = reference_of(max);
-    const float rescale = ptx::ex2((row.max[tile][half] - reference) * scale_log2);
-    float sum = 0.f;
-#pragma unroll
-    for (int n = 0; n < kStepKV / 4; ++n) {
-      float& weight = s[tile][n / 2][2 * half + n % 2];
-      weight = ptx::ex2((weight - reference) * scale_log2);
-      sum += weight;
-    }
-    row.max[tile][half] = max;
-    row.sum[tile][half] = row.sum[tile][half] * rescale + sum;
-#pragma unroll
-    for (int n = 0; n < kDV / 4; ++n) o[tile][n / 2][2 * half + n % 2] *= rescale;
-  }
-}
-
 // Natural logarithm of a row's sum of exp(scale s); -inf for a row that saw no key.
 __device__ __forceinline__ float log_sum_exp(float max, float sum, float scale_log2) {
   return (max * scale_log2 + ptx::lg2(sum)) * kLn2;
@@ -514,6 +482,107 @@ __device__ __forceinline__ float log_sum_exp(float max, float sum, float scale_l
 // The row of the tile that a thread's i-th row of fragments is.
 __device__ __forceinline__ int tile_row(int i) {
   return threadIdx.x / 32 * kWarpRows + 8 * i + threadIdx.x % 32 / 4;
+}
+
+// ---- Online softmax, lazily ---------------------------------------------------------------------
+// FlashAttention-2, algorithm 1, with weights relative to an earlier maximum: any reference gives the
+// same result while no weight leaves the range of its type. So scores become weights at once, by one
+// multiply-add and one exponential each, and only where their sum shows that one grew large is the
+// maximum looked for again and what was summed so far rescaled.
+
+struct RowState {
+  float max[kRowTiles][2];  // the largest score when it was last looked for
+  float sum[kRowTiles][2];
+  bool settled[kRowTiles];  // all of these 16 rows are
+};
+
+constexpr float kLargestSum = 16384.f;  // of a lane's weights in one tile; fp16 ends at 65504
+// A fused multiply-add takes the exact product from a rounded reference: beyond this exponent the
+// rounding would show, and the difference is taken before it is scaled.
+constexpr float kHugeExponent = 262144.f;
+
+__device__ __forceinline__ void reset(RowState& row) {
+#pragma unroll
+  for (int i = 0; i < 2 * kRowTiles; ++i) {
+    row.max[i / 2][i % 2] = -kInfinity;
+    row.sum[i / 2][i % 2] = 0.f;
+    row.settled[i / 2] = false;
+  }
+}
+
+using TileScores = float[kStepKV / 8][4];
+using TileWeights = u32[kStepKV / 16][4];
+
+// Weights of 16 rows, exp2(s scale - shift), and the lane's sums of them.
+__device__ __forceinline__ void exponentials(TileWeights& p, const TileScores& s, float (&sum)[2],
+                                             const float (&shift)[2], float scale_log2) {
+  sum[0] = sum[1] = 0.f;
+#pragma unroll
+  for (int i = 0; i < kStepKV / 4; ++i) {
+    const int n = i / 2, half = i % 2;
+    const float x = ptx::ex2(fmaf(s[n][2 * half], scale_log2, -shift[half]));
+    const float y = ptx::ex2(fmaf(s[n][2 * half + 1], scale_log2, -shift[half]));
+    sum[half] += x + y;
+    p[n / 2][n % 2 * 2 + half] = ptx::cvt_f16x2(x, y);
+  }
+}
+
+// Whether a row has a reference that a fused multiply-add may take away.
+__device__ __forceinline__ bool is_settled(float max, float scale_log2) {
+  return fabsf(max) * scale_log2 < kHugeExponent;
+}
+
+// Looks for the maximum of those of 16 rows that are to move, takes it from their scores, and
+// rescales what was summed under the old one. What becomes of a row depends on no other row.
+__device__ __forceinline__ void move_references(TileScores& s, float (&o)[kDV / 8][4],
+                                                float (&max)[2], float (&sum)[2], float (&shift)[2],
+                                                const bool (&moves)[2], float scale_log2) {
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    float highest = max[half];
+#pragma unroll
+    for (int n = 0; n < kStepKV / 4; ++n) highest = fmaxf(highest, s[n / 2][2 * half + n % 2]);
+    highest = quad_max(highest);
+    const float reference = moves[half] ? reference_of(highest) : 0.f;
+    const float rescale = moves[half] ? ptx::ex2((max[half] - reference) * scale_log2) : 1.f;
+    if (moves[half]) {
+      max[half] = highest;
+      shift[half] = 0.f;
+    }
+    sum[half] *= rescale;
+#pragma unroll
+    for (int n = 0; n < kDV / 4; ++n) o[n / 2][2 * half + n % 2] *= rescale;
+#pragma unroll
+    for (int n = 0; n < kStepKV / 4; ++n) s[n / 2][2 * half + n % 2] -= reference;
+  }
+}
+
+// Turns scores into rounded weights, exp(scale (s - max)) for a recent maximum. Where a row has none
+// yet, or its weights show that it is too small, it moves, and there is another attempt.
+__device__ __forceinline__ void weigh(Weights& p, Scores& s, Accumulator& o, RowState& row,
+                                      float scale_log2) {
+#pragma unroll
+  for (int tile = 0; tile < kRowTiles; ++tile) {
+    float (&max)[2] = row.max[tile];
+    float sum[2], shift[2] = {max[0] * scale_log2, max[1] * scale_log2};
+    bool moves[2] = {!is_settled(max[0], scale_log2), !is_settled(max[1], scale_log2)};
+    bool again = !row.settled[tile];
+#pragma unroll 1
+    for (;;) {
+      if (again) {
+        move_references(s[tile], o[tile], max, row.sum[tile], shift, moves, scale_log2);
+        const bool settled = is_settled(max[0], scale_log2) && is_settled(max[1], scale_log2);
+        row.settled[tile] = __all_sync(~0u, settled);
+      }
+      exponentials(p[tile], s[tile], sum, shift, scale_log2);
+      again = __any_sync(~0u, fmaxf(sum[0], sum[1]) > kLargestSum);
+      if (!again) break;
+      moves[0] = quad_max(sum[0]) > kLargestSum;
+      moves[1] = quad_max(sum[1]) > kLargestSum;
+    }
+    row.sum[tile][0] += sum[0];
+    row.sum[tile][1] += sum[1];
+  }
 }
 
 // Divides O by the sums, once, and writes the log-sum-exp of each row. A row that saw no key
@@ -535,7 +604,7 @@ __device__ __forceinline__ void finish(Accumulator& o, const RowState& row, floa
 
 // ---- Output -------------------------------------------------------------------------------------
 __device__ __forceinline__ void store_pair(u16* to, float x, float y) {
-  *reinterpret_cast<u32*>(to) = ptx::cvt_bf16x2(x, y);
+  *reinterpret_cast<u32*>(to) = ptx::cvt_f16x2(x, y);
 }
 // The warp lays its rows of O out in shared memory, then writes them in the widest words their
 // alignment allows. Each warp reads back only what it wrote itself.
@@ -570,7 +639,7 @@ __device__ __forceinline__ void store_output(Output* tile, const Accumulator& o,
 // ---- Kernel -------------------------------------------------------------------------------------
 // clang-format off
 extern "C" __global__ void __maxnreg__(kRegisters)
-v2_fwd_sm120_bf16_d96v64_full_13d30591(
+v2_fwd_sm89_fp16_d128_causal_425833f8(
     const Element* __restrict__ q, const Element* __restrict__ k, const Element* __restrict__ v,
     Output* __restrict__ o, float* __restrict__ lse, const int heads, const int kv_heads,
     const int seq_q, const int seq_kv, const Strides q_strides, const Strides k_strides,
@@ -624,17 +693,21 @@ v2_fwd_sm120_bf16_d96v64_full_13d30591(
   zero(o_acc);
   reset(row);
   const int warp_query = first_query + threadIdx.x / 32 * kWarpRows;
+  const int warp_last = min(warp_query + kWarpRows, seq_q) - 1;
+  const int warp_keys = warp_query < seq_q ? visible_keys(warp_last, seq_q, seq_kv) : 0;
   for (int j = 0; j < kv_tiles; ++j) {
     const int key = (kv_tiles - 1 - j) * kBlockKV;
+    const bool sees = key < warp_keys;  // the warp, of the tile
     advance(2 * j);
-    scores(s, q_tile, slot(2 * j));
-    if (key + kBlockKV > visible_keys(warp_query, seq_q, seq_kv)) {
-      mask_scores(s, warp_query, key, seq_q, seq_kv);
+    if (sees) {
+      scores(s, q_tile, slot(2 * j));
+      if (key + kBlockKV > visible_keys(warp_query, seq_q, seq_kv)) {
+        mask_scores(s, warp_query, key, seq_q, seq_kv);
+      }
+      weigh(p, s, o_acc, row, scale_log2);
     }
-    online_softmax(s, o_acc, row, scale_log2);
-    round_weights(p, s);
     advance(2 * j + 1);
-    accumulate(o_acc, p, slot(2 * j + 1));
+    if (sees) accumulate(o_acc, p, slot(2 * j + 1));
   }
 
   ptx::cp_async_wait_group<0>();
@@ -657,7 +730,7 @@ __global__ void fill(Element* x, i64 n, u32 seed) {
   const i64 i = blockIdx.x * i64(blockDim.x) + threadIdx.x;
   const u32 hash = (u32(i) * 2654435761u ^ seed) * 2246822519u;
   const float value = float(hash >> 8) / (1 << 23) - 1.f;
-  if (i < n) x[i] = u16(ptx::cvt_bf16x2(value, value));
+  if (i < n) x[i] = u16(ptx::cvt_f16x2(value, value));
 }
 
 template <typename T>
@@ -693,7 +766,7 @@ int main(int argc, char** argv) {
   Output* o = device_array<Output>(rows * kHeadDimV);
   float* lse = device_array<float>(rows);
   const int grid = batch * heads * ((seq_q + kBlockQ - 1) / kBlockQ);
-  const auto kernel = v2_fwd_sm120_bf16_d96v64_full_13d30591;
+  const auto kernel = v2_fwd_sm89_fp16_d128_causal_425833f8;
   cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSmemBytes);
   cudaEvent_t start, stop;
   cudaEventCreate(&start);

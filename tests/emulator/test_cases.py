@@ -1,0 +1,208 @@
+"""Inputs whose right results need no reference, from public reports about other kernels."""
+
+from __future__ import annotations
+
+import mmap
+from functools import cache
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from fasim import inputs, planner
+from fasim.gpu import load
+from fasim.plan import Tile
+from fasim.problem import Problem
+from fasim.reference import DTYPES
+from fasim.render import Kernel, render
+from fasim.runners.emulator import EmulatorRunner
+
+Array = NDArray[Any]
+
+pytestmark = pytest.mark.emulator
+
+TILES = {
+    "v1": Tile(block_q=32, block_kv=32, warps=2, step_kv=16),
+    "v2": Tile(block_q=32, block_kv=16, warps=2),
+}
+each_algo = pytest.mark.parametrize("algo", TILES)
+
+
+@cache
+def kernel_for(algo: str, problem: Problem) -> Kernel:
+    plan = planner.plan(problem, load("a100-80gb"), algo, tile=TILES[algo]).plan
+    assert plan
+    return render(plan)
+
+
+def attend(
+    algo: str, q: Any, k: Any, v: Any, more: dict[str, Array] | None = None, **options: Any
+) -> tuple[Array, Array]:
+    """(o, lse) in float64; q, k, v are (seq, dim) or (batch, heads, seq, dim)."""
+    q, k, v = (np.reshape(x, (1,) * (4 - np.ndim(x)) + np.shape(x)) for x in (q, k, v))
+    problem = Problem(
+        batch=q.shape[0],
+        heads=q.shape[1],
+        kv_heads=k.shape[1],
+        seq=q.shape[2],
+        seq_kv=k.shape[2],
+        head_dim=q.shape[3],
+        head_dim_v=v.shape[3],
+        **options,
+    )
+    kernel, dtype = kernel_for(algo, problem), DTYPES[problem.dtype]
+    arrays = {name: x.astype(dtype) for name, x in zip("qkv", (q, k, v), strict=True)}
+    launch = kernel.plan.launch_for(problem)
+    got = EmulatorRunner(workers=1).run(kernel, {**arrays, **(more or {})}, launch)
+    o, lse = (np.squeeze(got[name].astype(np.float64)) for name in ("o", "lse"))
+    return o, lse
+
+
+def column(*values: float) -> Array:
+    return np.array(values, np.float64)[:, None]
+
+
+def zeros(n: int, dim: int = 1) -> Array:
+    return np.zeros((n, dim))
+
+
+@each_algo
+@pytest.mark.parametrize("dtype", ["fp32", "fp16", "bf16"])
+@pytest.mark.parametrize("options", [{"causal": True}, {"window": (3, 0)}], ids=str)
+def test_causal_is_aligned_bottom_right(algo: str, dtype: str, options: dict[str, Any]) -> None:
+    """Dao-AILab/flash-attention#1778: with more queries than keys the first rows see nothing."""
+    o, lse = attend(algo, zeros(4), zeros(2), column(1, 2), dtype=dtype, **options)
+    assert o.tolist() == [0, 0, 1, 1.5]
+    assert np.isneginf(lse[:2]).all()
+    assert lse[2:] == pytest.approx([0, np.log(2)], abs=1e-6)
+
+
+@each_algo
+@pytest.mark.parametrize("dtype", ["bf16", "fp32"])
+@pytest.mark.parametrize("keys", [1, 2])
+@pytest.mark.parametrize("options", [{}, {"window": (5, 5)}, {"bias": "alibi"}], ids=str)
+def test_huge_finite_scores_stay_exact(
+    algo: str, dtype: str, keys: int, options: dict[str, Any]
+) -> None:
+    """pytorch/pytorch#121558: a rounded maximum taken from an exact product gave NaN."""
+    more = {"slopes": np.zeros(1, np.float32)} if "bias" in options else None
+    huge = np.full((keys, 64), 133120.0)
+    o, lse = attend(algo, huge[:1], huge, huge, more, dtype=dtype, **options)
+    assert (o == 133120).all()
+    assert lse == pytest.approx(64 * 133120.0**2 / 8, rel=1e-6)
+
+
+@each_algo
+@pytest.mark.parametrize(
+    ("left", "seen", "last"), [(3, [1, 2, 3, 4, 4, 4, 4, 4], 5.5), (4, [1, 2, 3, 4, 5, 5, 5, 5], 5)]
+)
+def test_a_window_counts_keys_besides_the_aligned_one(
+    algo: str, left: int, seen: list[int], last: float
+) -> None:
+    """huggingface/transformers#39408: W keys are left = W - 1."""
+    v = np.arange(8.0)[:, None]
+    o, lse = attend(algo, zeros(8), zeros(8), v, causal=True, window=(left, 0), dtype="fp32")
+    assert np.exp(lse) == pytest.approx(seen, rel=1e-5)
+    assert o[-1] == last
+
+
+@each_algo
+def test_softcap_comes_before_the_mask(algo: str) -> None:
+    """Dao-AILab/flash-attention#1025: after it, a hidden key keeps exp(-cap) of a weight."""
+    options: dict[str, Any] = {"causal": True, "dtype": "fp32"}
+    o, _ = attend(algo, zeros(2), zeros(2), column(0, 1), softcap=1.0, **options)
+    assert o.tolist() == [0, 0.5]
+
+
+@each_algo
+def test_softcap_is_the_tanh_of_the_scaled_score(algo: str) -> None:
+    """On both sides of where its two formulas meet, and beyond where tanh is 1 in fp32."""
+    scores = np.array([0, 1e-6, 0.1, 0.49, 0.51, 2, 9, 80, -0.3, -0.7, -80])
+    keys = np.stack([scores, np.zeros_like(scores)], 1)
+    for cap in (1.0, 50.0):
+        lse = [
+            attend(algo, [[2.0, 0]], [key], [[1.0, 0]], softcap=cap, scale=cap / 2, dtype="fp32")[1]
+            for key in keys
+        ]
+        np.testing.assert_allclose(lse, cap * np.tanh(scores), rtol=5e-7, atol=0)
+
+
+@each_algo
+@pytest.mark.parametrize(
+    "options", [{}, {"window": (2, 2)}, {"bias": "alibi"}, {"softcap": 1.0}], ids=str
+)
+def test_no_keys_give_zero_and_minus_infinity(algo: str, options: dict[str, Any]) -> None:
+    """pytorch/pytorch#103963."""
+    more = {"slopes": inputs.alibi_slopes(1)} if "bias" in options else None
+    o, lse = attend(algo, np.ones((4, 16)), zeros(0, 16), zeros(0, 16), more, **options)
+    assert (o == 0).all()
+    assert np.isneginf(lse).all()
+
+
+@each_algo
+@pytest.mark.parametrize("kind", ["dense", "dense_fp32"])
+def test_a_mask_with_empty_rows_gives_zeros_there(algo: str, kind: str) -> None:
+    """pytorch/pytorch#103749: a boolean mask is a bias of -inf."""
+    bias = np.full((1, 1, 8, 8), -np.inf)
+    bias[..., :4, :4] = 0
+    x = np.random.default_rng(0).standard_normal((8, 16))
+    x[6] = np.nan  # no row sees it
+    dtype = np.float32 if kind == "dense_fp32" else np.float16
+    more = {"bias": bias.astype(dtype)}
+    o, lse = attend(algo, np.ones((8, 16)), x, np.nan_to_num(x), more, bias=kind)
+    assert (o[4:] == 0).all()
+    assert np.isneginf(lse[4:]).all()
+    assert np.isfinite(o).all()
+    assert np.isfinite(lse[:4]).all()
+
+
+@each_algo
+@pytest.mark.parametrize("options", [{}, {"softcap": 2.0}, {"window": (9, 9)}], ids=str)
+def test_nan_stays_in_its_row(algo: str, options: dict[str, Any]) -> None:
+    """Dao-AILab/flash-attention#2470."""
+    q = np.ones((4, 16))
+    q[2, 3] = np.nan
+    o, lse = attend(algo, q, np.ones((5, 16)), np.ones((5, 16)), **options)
+    assert np.isnan(o[2]).all()
+    assert np.isnan(lse[2])
+    assert (o[[0, 1, 3]] == 1).all()
+
+
+@each_algo
+def test_packed_sequences_of_any_length(algo: str) -> None:
+    """Each averages its own values; one without keys gives 0, one without queries nothing."""
+    lengths_q, lengths_k = [2, 3, 0, 40], [4, 0, 5, 33]
+    problem = Problem(batch=4, heads=1, seq=40, seq_kv=33, head_dim=16, dtype="bf16", varlen=True)
+    kernel = kernel_for(algo, problem)
+    owner = np.repeat(np.arange(1.0, 5), lengths_k)[:, None, None]
+    v = (owner * np.ones((1, 1, 16))).astype(ml_dtypes.bfloat16)
+    q = np.zeros((sum(lengths_q), 1, 16), ml_dtypes.bfloat16)
+    arrays = {"q": q, "k": np.zeros_like(v), "v": v}
+    arrays |= {"cu_seqlens_q": inputs.cu_seqlens(lengths_q)}
+    arrays |= {"cu_seqlens_k": inputs.cu_seqlens(lengths_k)}
+    launch = kernel.plan.launch_for(problem, tokens=(len(q), len(v)))
+    got = EmulatorRunner(workers=1).run(kernel, arrays, launch)
+    seen = np.repeat(lengths_k, lengths_q)
+    own = np.repeat([1, 0, 3, 4], lengths_q)
+    assert (got["o"][:, 0, 0].astype(float) == own).all()
+    with np.errstate(divide="ignore"):
+        np.testing.assert_allclose(got["lse"][0], np.log(seen), rtol=1e-6)
+
+
+# ---- offsets beyond 2^31 ------------------------------------------------------------------------
+
+SPARSE = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x4000  # MAP_NORESERVE: only what is used is there
+
+
+@each_algo
+def test_a_bias_reaches_beyond_2_to_the_31(algo: str) -> None:
+    """A dense mask of 8 x 28 x 4096^2 has more elements than 32 bits count."""
+    rows, stride = 40, 2**26
+    memory = mmap.mmap(-1, rows * stride * 2, flags=SPARSE)
+    bias: Array = np.ndarray((1, 1, rows, 8), np.float16, memory, 0, (0, 0, stride * 2, 2))
+    bias[...] = np.where(np.arange(8) == np.arange(rows)[:, None] % 8, 0, -np.inf)
+    v = np.arange(8.0)[:, None] * np.ones((1, 16))
+    o, _ = attend(algo, zeros(rows, 16), zeros(8, 16), v, {"bias": bias}, bias="dense")
+    assert (o[:, 0] == np.arange(rows) % 8).all()
