@@ -164,11 +164,12 @@ def test_v1_issues_what_its_loops_name(problem, m, n):
 
 @given(problems, blocks, blocks, st.sampled_from(["v1", "v2"]), st.booleans())
 def test_options_read_what_their_loops_name(problem, m, n, algo, varlen):
-    """A dense bias where tiles meet; slopes and the ends of sequences in every thread."""
-    tiles = walk(problem, m, n)
+    """A dense bias where tiles (V2: a warp's rows and tiles) meet; slopes and the ends of sequences
+    in every thread."""
+    tiles, owned = walk(problem, m, n), walk(problem, m if algo == "v1" else m // 4, n)
     blocks = 8 * (min(len(tiles), 1) if algo == "v1" else len(tiles))
     ends = {f"cu_seqlens_{name}": 8 * 128 * blocks for name in "qk"} if varlen else {}
-    pairs = 8 * sum(rows * sizes(problem, n, visited) for rows, visited in tiles)
+    pairs = 8 * sum(rows * sizes(problem, n, visited) for rows, visited in owned)
     plain = traffic.issued(problem, algo, "fwd", one(m, n)).at(0)
     for bias, own in (
         ("none", {}),

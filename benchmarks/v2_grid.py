@@ -1,0 +1,181 @@
+"""Time V2 beside FlashAttention-2 on the grid of its paper, forward and backward, and decoding.
+
+    python3 benchmarks/v2_grid.py --out results/ [fwd] [bwd] [decode]
+
+16,384 tokens of hidden size 2048 in bf16: head_dim 64, 128 and 256, sequences of 512 to 16,384,
+causal or not, the planner's tile for each. Decoding: one query of 64 heads over 8 key heads against
+32,768 keys, beside a copy of as many bytes. All candidates of a row take turns in one run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import math
+import os
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import torch
+
+from fasim import bench, peers, planner
+from fasim.compile import compile_kernel
+from fasim.entry import Entry
+from fasim.errors import FasimError
+from fasim.gpu import load
+from fasim.problem import Problem
+from fasim.render import Kernel, render
+from fasim.runners import gpu
+
+GPU, TOKENS, HIDDEN = "h200", 16384, 2048
+HEAD_DIMS, SEQS = (64, 128, 256), (512, 1024, 2048, 4096, 8192, 16384)
+MATMULS = {"fwd": 4, "bwd": 10}  # FLOPs a pair and head_dim: the usual count, S again in backward
+TYPES = {torch.bfloat16: "<V2", torch.float32: "<f4"}
+
+Planned = tuple[Problem, Entry, Kernel]
+
+
+class Shared:
+    """A torch tensor as its bytes: bf16 is no type of the array interface."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.tensor = tensor
+        self.__cuda_array_interface__ = {
+            "shape": tuple(tensor.shape),
+            "strides": None,
+            "typestr": TYPES[tensor.dtype],
+            "data": (tensor.data_ptr(), False),
+            "version": 3,
+        }
+
+
+def grid(pass_: str) -> Iterator[Problem]:
+    for d, seq, causal in itertools.product(HEAD_DIMS, SEQS, (False, True)):
+        sizes = {"batch": TOKENS // seq, "heads": HIDDEN // d, "seq": seq, "head_dim": d}
+        yield Problem(**sizes, causal=causal, dtype="bf16", pass_=pass_)
+
+
+def decoding(pass_: str) -> Iterator[Problem]:
+    for batch in (1, 16):
+        sizes = {"batch": batch, "heads": 64, "kv_heads": 8, "seq": 1, "seq_kv": 32768}
+        yield Problem(**sizes, dtype="bf16")
+
+
+def planned(problem: Problem) -> Planned | None:
+    try:
+        entry = planner.plan(problem, load(GPU), "v2")
+        kernel = render(entry.plan) if entry.plan else None
+        if kernel is None:
+            return None
+        compile_kernel(kernel)
+    except FasimError as error:
+        print(problem.head_dim, problem.pass_, error, file=sys.stderr)
+        return None
+    return problem, entry, kernel
+
+
+def row(found: Planned, pass_: str, make: Callable[[Planned], list[bench.Candidate]]) -> Any:
+    problem, entry, kernel = found
+    timings = bench.interleave(make(found))
+    ours, *others = timings
+    ratios = {other.name: vars(bench.ratio(ours, other)) for other in others}
+    pairs = problem.batch * problem.heads * problem.seq * problem.seq_kv / (1 + problem.causal)
+    flops = MATMULS[problem.pass_] * pairs * problem.head_dim
+    rates = {timing.name: flops / timing.seconds / 1e12 for timing in timings}
+    text = {name: f"{ratio['median']:.3f}" for name, ratio in ratios.items()}
+    print(pass_, problem.head_dim, problem.seq, problem.causal, kernel.plan.kernel.tile, text,
+          f"{rates['v2']:.0f} TFLOP/s, predicted {entry.time.seconds / ours.seconds - 1:+.0%}",
+          flush=True)  # fmt: skip
+    return {
+        "problem": problem.to_json(),
+        "kernel": kernel.stem,
+        "sources": bench.sources_sha(kernel),
+        "tflops": rates,
+        "ratios": ratios,
+        "timings": [timing.to_json() for timing in timings],
+    }
+
+
+def forward(found: Planned) -> list[bench.Candidate]:
+    problem, entry, kernel = found
+    tensors = peers.tensors(problem)
+    fa2 = peers.sdpa("fa2", problem, **tensors)
+    fa2()
+    arrays = {name: Shared(tensor) for name, tensor in tensors.items()}
+    call = gpu.launch_on_device(kernel, arrays, kernel.plan.launch_for(problem))
+    return [
+        bench.Candidate("v2", call, entry.time.seconds),
+        bench.Candidate("fa2", fa2, None),
+    ]
+
+
+def backward(found: Planned) -> list[bench.Candidate]:
+    """FA2's own backward pass, called as torch's autograd calls it."""
+    problem, entry, kernel = found
+    q, k, v = peers.tensors(problem).values()
+    aten = torch.ops.aten
+    done = aten._scaled_dot_product_flash_attention(q, k, v, 0.0, problem.causal)
+    o, lse, *state = done
+    grad = torch.randn_like(o)
+
+    def fa2() -> object:
+        return aten._scaled_dot_product_flash_attention_backward(
+            grad, q, k, v, o, lse, *state[:4], 0.0, problem.causal, *state[4:6]
+        )
+
+    fa2()
+    given = {"q": q, "k": k, "v": v, "o": o.contiguous(), "do": grad, "lse": lse.contiguous()}
+    arrays = {name: Shared(tensor.contiguous()) for name, tensor in given.items()}
+    call = gpu.launch_on_device(kernel, arrays, kernel.plan.launch_for(problem))
+    return [
+        bench.Candidate("v2", call, entry.time.seconds),
+        bench.Candidate("fa2", fa2, None),
+    ]
+
+
+def decode(found: Planned) -> list[bench.Candidate]:
+    """Beside a copy that moves as many bytes as K and V hold: half read, half written."""
+    problem, *_ = found
+    candidates = forward(found)
+    moved = 2 * problem.batch * problem.kv_heads * problem.seq_kv * problem.head_dim * 2
+    half = torch.empty(moved // 2, dtype=torch.uint8, device="cuda")
+    other = torch.empty_like(half)
+    return [*candidates, bench.Candidate("copy", lambda: other.copy_(half), None)]
+
+
+SECTIONS: dict[str, tuple[Callable[[str], Iterator[Problem]], str, Any]] = {
+    "fwd": (grid, "fwd", forward),
+    "bwd": (grid, "bwd", backward),
+    "decode": (decoding, "fwd", decode),
+}
+
+
+def geometric_mean(values: list[float]) -> float:
+    return math.exp(sum(map(math.log, values)) / len(values)) if values else math.nan
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("sections", nargs="*", default=list(SECTIONS))
+    parser.add_argument("--out", type=Path, default=Path("."))
+    options = parser.parse_args()
+    for name in options.sections:
+        problems, pass_, make = SECTIONS[name]
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            found = [one for one in pool.map(planned, problems(pass_)) if one]
+        rows = [row(one, name, make) for one in found]
+        ratios = [one["ratios"]["fa2"]["median"] for one in rows]
+        summary = {"over_fa2": geometric_mean(ratios), "least": min(ratios, default=math.nan)}
+        print(name, summary)
+        result = {"device": bench.device(), "summary": summary, "rows": rows}
+        (options.out / f"h200-v2-{name}.json").write_text(json.dumps(result, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
