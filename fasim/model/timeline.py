@@ -31,7 +31,7 @@ TERMS = ("tensor", "mufu", "smem", "l2", "hbm", "launch")
 PIPES_SHOW, SOFTMAX_SHOWS, LONE_SHOWS = 0.46, 0.95, 0.26
 FP32_PIPES_SHOW = 0.7  # fused multiply-adds take the issue slots that the reads need
 # V2 in 16 bits: no maximum, no rescaling, unrolled copies leave less in the way of the products.
-LAZY_PIPES_SHOW, LAZY_SOFTMAX_SHOWS, LAZY_SYNC_CLOCKS = 0.40, 0.80, 150.0
+LAZY_PIPES_SHOW, LAZY_SOFTMAX_SHOWS, LAZY_LONE_SHOWS = 0.40, 0.60, 0.32
 # ---- and backward: share of the shorter of matmul and operand reads that shows; share of the
 # softmax that very many independent blocks of an SM would hide; n hide 1 - 1/n of it ----
 READS_SHOW = 0.1
@@ -154,18 +154,18 @@ class _Flash:
             shown = 1 - HIDDEN * (1 - 1 / independent)
             waits = (sync + self._exposed()) / independent
             return np.maximum(_matmul(s) + shown * s.softmax + waits, s.l2)
-        pipes, softmax, sync = self._shows()
+        pipes, softmax, alone = self._shows()
         shown = pipes * (s.tensor + s.smem) + softmax * s.softmax
-        lone = (LONE_SHOWS * s.serial + self._exposed()) / independent
+        lone = (alone * s.serial + self._exposed()) / independent
         return np.maximum(shown + lone + sync, s.longest)
 
     def _shows(self) -> tuple[float, float, float]:
-        """Shares of products and reads, and of softmax, that show in a step; its barriers."""
+        """Shares of products and reads, and of softmax, that show in a step; of all in a lone one."""
         if self.problem.dtype == "fp32":
-            return FP32_PIPES_SHOW, SOFTMAX_SHOWS, SYNC_CLOCKS["fwd"]
+            return FP32_PIPES_SHOW, SOFTMAX_SHOWS, LONE_SHOWS
         if self.algo == "v2":
-            return LAZY_PIPES_SHOW, LAZY_SOFTMAX_SHOWS, LAZY_SYNC_CLOCKS
-        return PIPES_SHOW, SOFTMAX_SHOWS, SYNC_CLOCKS["fwd"]
+            return LAZY_PIPES_SHOW, LAZY_SOFTMAX_SHOWS, LAZY_LONE_SHOWS
+        return PIPES_SHOW, SOFTMAX_SHOWS, LONE_SHOWS
 
     def _perfect(self, resident: Any) -> Any:
         return self.step.longest + 0 * resident
