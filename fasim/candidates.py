@@ -24,6 +24,7 @@ FP32_KEYS = (16, 32, 48, 64)
 E4M3_KEYS = tuple(range(32, 257, 32))
 V1_KEYS = (64, 96, 128, 160, 192, 224, 256, 320, 384, 448, 512, 640, 768, 1024)
 V1_STEPS = (32, 64)
+SPLIT_WARPS, SPLIT_KEYS, SPLIT_STAGES = (4, 8), (16, 32), (1, 2, 3, 4)
 BACKWARD_QUERIES = (32, 64, 128)
 BACKWARD_BLOCKS = (32, 48, 64, 80, 96, 112, 128)
 
@@ -33,6 +34,8 @@ def candidates(problem: Problem, gpu: Gpu, algo: str, pass_: str) -> Tiles:
     keys = {"e4m3": E4M3_KEYS, "fp32": FP32_KEYS}.get(problem.dtype, KEYS)
     if algo == "v3":
         return _v3_candidates(pass_, keys)
+    if algo == "v2_split":
+        return _split_candidates()
     if pass_ == "bwd":
         return _v1_bwd_candidates() if algo == "v1" else _v2_bwd_candidates()
     return _v1_candidates(problem, gpu) if algo == "v1" else _v2_candidates(keys)
@@ -44,6 +47,18 @@ def _v2_candidates(keys: tuple[int, ...]) -> Tiles:
         [
             Tile(block_q=rows * warps, block_kv=n, stages=stages, warps=warps)
             for warps, rows, n, stages in itertools.product(WARPS, ROWS_PER_WARP, keys, (1, 2))
+        ]
+    )
+
+
+@functools.cache
+def _split_candidates() -> Tiles:
+    """Rows of one or two mma tiles; keys for a mma step or two of every warp."""
+    choices = itertools.product(SPLIT_WARPS, ROWS_PER_WARP, SPLIT_KEYS, SPLIT_STAGES)
+    return Tiles.of(
+        [
+            Tile(block_q=rows, block_kv=keys * warps, stages=stages, warps=warps, step_kv=keys)
+            for warps, rows, keys, stages in choices
         ]
     )
 
@@ -143,6 +158,12 @@ def judged(tile: Tile | tuple[int, int], algo: str, pass_: str) -> Tiles:
     choices: Iterable[tuple[int, int, int, str]] = {
         ("v1", "fwd"): itertools.product(WARPS, (1,), steps, ("registers",)),
         ("v2", "fwd"): itertools.product(WARPS, (1, 2), (0,), ("registers",)),
+        ("v2_split", "fwd"): [
+            (w, s, block_kv // w, "registers")
+            for w, s in itertools.product(SPLIT_WARPS, SPLIT_STAGES)
+            if block_kv % w == 0
+        ]
+        or [(1, 1, 0, "registers")],
         ("v3", "fwd"): itertools.product((4, 8, 12), (2, 3), (0,), ("registers", "shared")),
         ("v1", "bwd"): itertools.product((4, 8), (1,), (0,), ("registers",)),
         ("v2", "bwd"): itertools.product(

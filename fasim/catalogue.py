@@ -29,6 +29,7 @@ _CHOSEN = (
     ("v2", "h200", Problem(heads=8, seq=4096, head_dim=256, dtype="bf16")),
     ("v2", "h200", Problem(seq=4096, head_dim=64, dtype="fp32", causal=True)),
     ("v2", "h200", Problem(seq=1000, head_dim=33, dtype="bf16")),
+    ("v2", "h200", Problem(heads=64, kv_heads=8, seq=1, seq_kv=32768, dtype="bf16")),
     ("v2", "a100-80gb", Problem(batch=16, seq=1024, head_dim=64, pass_="bwd")),
     ("v2", "h200", Problem(heads=32, kv_heads=8, seq=8192, dtype="bf16", causal=True, pass_="bwd")),
     ("v2", "h200", Problem(seq=1000, head_dim=33, head_dim_v=48, causal=True, pass_="bwd")),

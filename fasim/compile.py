@@ -173,18 +173,20 @@ def _run(job: _Job, folder: Path, command: tuple[str, ...]) -> str:
 
 
 def _resources(job: _Job, text: str) -> Resources:
-    """From ``ptxas -v``; frames and spills of functions that were not inlined count as well."""
+    """From ``ptxas -v``; frames and spills of functions that were not inlined and of the other
+    stages of a launch, whose names begin alike, count as well."""
     entries = {part.split("'")[0]: part for part in text.split("Compiling entry function '")[1:]}
     report = entries.get(job.kernel.stem, "")
+    whole = "".join(part for name, part in entries.items() if name.startswith(job.kernel.stem))
     used = re.search(r"Used (\d+) registers(.*)", report)
     if not used:
         raise no_kernel(job.kernel, f"it defines {', '.join(entries) or 'no kernel at all'}")
     return Resources(
         registers=int(used[1]),
-        spill_stores=_total(r"(\d+) bytes spill stores", report),
-        spill_loads=_total(r"(\d+) bytes spill loads", report),
+        spill_stores=_total(r"(\d+) bytes spill stores", whole),
+        spill_loads=_total(r"(\d+) bytes spill loads", whole),
         smem_static=_total(r"(\d+) bytes smem", used[2]),
-        stack=_total(r"(\d+) bytes stack frame", report),
+        stack=_total(r"(\d+) bytes stack frame", whole),
     )
 
 

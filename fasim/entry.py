@@ -35,6 +35,7 @@ class Entry:
     reason: str = ""
     tile: Tile | None = None
     plan: Plan | None = None
+    splits: int = 0  # parts of the keys; 0 where the kernel does not split them
     grid: int = 0
     block: int = 0
     smem_bytes: int = 0
@@ -52,6 +53,11 @@ class Entry:
     assumed: tuple[str, ...] = ()
     fwd: Entry | None = None
     bwd: Entry | None = None
+
+    @property
+    def variant(self) -> str:
+        """The algorithm under the name of its equations in the model."""
+        return f"{self.algo}_split" if self.splits else self.algo
 
     def to_json(self) -> dict[str, Any]:
         """The entry as a ``fasim.plan/1`` document; ``Plan.from_json`` reads it when generable."""
@@ -86,6 +92,7 @@ class Entry:
             "grid": self.grid,
             "block": self.block,
             "smem_bytes": self.smem_bytes,
+            "splits": self.splits,
             "arch": self.arch,
         }
 

@@ -25,7 +25,7 @@ from fasim.model.footprint import (
 )
 from fasim.model.occupancy import register_cap, residency
 from fasim.model.tiles import Tiles, padded, round_up
-from fasim.model.visits import visible_pairs, visits
+from fasim.model.visits import PackedVisits, Visits, packed_visits, visible_pairs, visits
 from fasim.plan import QUERY_STEP, WARP, Tile
 from fasim.problem import Problem
 
@@ -109,7 +109,7 @@ class _Case:
 
     @property
     def rows_per_warp(self) -> int:
-        return self.tile.block_q // self.tile.warps
+        return self.tile.block_q // (1 if self.entry.splits else self.tile.warps)
 
     @property
     def accumulators(self) -> int:
@@ -138,7 +138,7 @@ def _smem(case: _Case) -> Term:
         f"limit {units.used(used, limit)} of one block on {case.gpu.name}",
         *_larger(case),
     )
-    parts = _SMEM[case.entry.algo, case.entry.pass_](case)
+    parts = _SMEM[case.entry.variant, case.entry.pass_](case)
     return Term("smem", tuple(parts), used, units.capacity, remarks)
 
 
@@ -158,7 +158,7 @@ def _smem_of(case: _Case, block_kv: int) -> int:
     from dataclasses import replace
 
     tiles = Tiles.of([replace(case.tile, block_kv=block_kv)])
-    return int(footprint.smem_bytes(case.problem, case.entry.algo, case.entry.pass_, tiles)[0])
+    return int(footprint.smem_bytes(case.problem, case.entry.variant, case.entry.pass_, tiles)[0])
 
 
 def _v1_smem(case: _Case) -> Iterator[Part]:
@@ -187,7 +187,8 @@ def _v3_smem(case: _Case) -> Iterator[Part]:
 def _q_tile(case: _Case) -> Part:
     d, dv, e = case.dims
     row = max(d * e, dv * case.problem.out_bytes)
-    return _product("Q tile, O leaves through it", case.tile.block_q, row)
+    name = "Q tile" if case.entry.splits else "Q tile, O leaves through it"
+    return _product(name, case.tile.block_q, row)
 
 
 def _v1_bwd_smem(case: _Case) -> Iterator[Part]:
@@ -222,6 +223,7 @@ def _v3_bwd_smem(case: _Case) -> Iterator[Part]:
 _SMEM: dict[tuple[str, str], Callable[[_Case], Iterator[Part]]] = {
     ("v1", "fwd"): _v1_smem,
     ("v2", "fwd"): _v2_smem,
+    ("v2_split", "fwd"): _v2_smem,
     ("v3", "fwd"): _v3_smem,
     ("v1", "bwd"): _v1_bwd_smem,
     ("v2", "bwd"): _v2_bwd_smem,
@@ -273,10 +275,16 @@ def _walk(case: _Case) -> Iterator[str]:
     if case.entry.tile is None:
         return
     tiles = case.tiles
-    seen = visits(case.problem, tiles.block_q, tiles.block_kv)
+    split = case.entry.splits > 0
+    seen: Visits | PackedVisits = (
+        packed_visits(case.problem, tiles)
+        if split
+        else visits(case.problem, tiles.block_q, tiles.block_kv)
+    )
     whole = int(seen.q_tiles[0] * seen.kv_tiles[0])
     grid = f"{int(seen.q_tiles[0])} x {int(seen.kv_tiles[0])}"
-    yield f"a head has {grid} tiles and visits {int(seen.steps[0])} of {whole}"
+    head = "a K/V head, the rows of its group packed," if split else "a head"
+    yield f"{head} has {grid} tiles and visits {int(seen.steps[0])} of {whole}"
 
 
 def _flops(case: _Case) -> Term:
@@ -316,8 +324,8 @@ def _registers(case: _Case) -> Term:
     entry = case.entry
     if entry.tile is None:
         return Term("registers", remarks=("unfused kernels choose their own tiles",))
-    parts = tuple(_REGISTERS[entry.algo, entry.pass_](case))
-    needed = int(footprint.registers(case.problem, entry.algo, entry.pass_, case.tiles)[0])
+    parts = tuple(_REGISTERS[entry.variant, entry.pass_](case))
+    needed = int(footprint.registers(case.problem, entry.variant, entry.pass_, case.tiles)[0])
     return Term("registers", parts, needed, _whole, tuple(_grant(case, needed)))
 
 
@@ -406,6 +414,13 @@ def _special_registers(case: _Case) -> Iterator[Part]:
     yield Part("places in the ring", f"{tile.stages} stages", ring)
 
 
+def _split_registers(case: _Case) -> Iterator[Part]:
+    """V2's parts, and those of packed rows."""
+    yield from _mma_fwd_registers(case)
+    more = footprint.SPLIT_REGISTERS[case.problem.dtype]
+    yield Part("limits of packed rows, places of warps", "", more)
+
+
 def _v1_fwd_registers(case: _Case) -> Iterator[Part]:
     """V2's parts, and what V1 takes beside them to merge its O with the one in HBM."""
     parts = list(_mma_fwd_registers(case))
@@ -463,6 +478,7 @@ def _v2_bwd_registers(case: _Case) -> Iterator[Part]:
 _REGISTERS: dict[tuple[str, str], Callable[[_Case], Iterator[Part]]] = {
     ("v1", "fwd"): _v1_fwd_registers,
     ("v2", "fwd"): _mma_fwd_registers,
+    ("v2_split", "fwd"): _split_registers,
     ("v3", "fwd"): _v3_fwd_registers,
     ("v1", "bwd"): _bwd_registers,
     ("v2", "bwd"): _v2_bwd_registers,

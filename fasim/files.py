@@ -47,7 +47,7 @@ def _check(plan: Plan) -> None:
     from fasim.model.tiles import Tiles
 
     kernel, tiles = plan.kernel, Tiles.of([plan.kernel.tile])
-    needed = int(smem_bytes(plan.problem, kernel.algo, kernel.pass_, tiles)[0])
+    needed = int(smem_bytes(plan.problem, kernel.variant, kernel.pass_, tiles)[0])
     if plan.smem_bytes != needed:
         raise senseless(f"smem_bytes is {plan.smem_bytes}, this tile needs {needed}")
 

@@ -16,7 +16,7 @@ from fasim.gpu import Gpu
 from fasim.model import footprint
 from fasim.model.occupancy import register_cap, residency
 from fasim.model.tiles import Bools, Ints, Tiles, ceil_div, padded
-from fasim.plan import BACKWARD_STAGES, QUERY_STEP
+from fasim.plan import BACKWARD_STAGES, QUERY_STEP, split_count
 from fasim.problem import Problem
 
 KIB = 1024
@@ -27,6 +27,7 @@ PRODUCER_THREADS = 128
 # FA3's setmaxnreg of a consumer, by the number of consumer warpgroups.
 CONSUMER_REGISTERS = {1: 256, 2: 240, 3: 160}
 ROWS_PER_WARP = (16, 32)
+SPLIT_FP32_COLUMNS = 128
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,8 @@ class Case:
         launch = register_cap(gpu, threads, 1) if algo == "v3" else registers
         blocks, limiter = residency(gpu, threads, launch, smem)
         share = register_cap(gpu, threads, blocks)
+        if algo == "v2_split":
+            tiles = tiles.split(_split_counts(problem, tiles, gpu.sm_count * blocks))
         granted = footprint.granted(problem, algo, pass_, tiles, share)
         resident = tiles.resident(np.maximum(blocks, 1)).granted(granted)
         cap = _consumer_cap(tiles) if algo == "v3" else register_cap(gpu, threads, 1)
@@ -78,10 +81,12 @@ class Case:
 
     @property
     def grid(self) -> Ints:
-        """Blocks of a launch: per head one (V1), or one a q tile, backward one a K/V tile; those of
-        V2 belong to a kv head."""
+        """Blocks of a launch: per head one (V1), or one a q tile, backward one a K/V tile (V2: of a
+        kv head); split keys: one a part of a q tile of packed rows."""
         p, tiles = self.problem, self.tiles
         heads = p.batch * p.heads
+        if self.algo == "v2_split":
+            return _packed_blocks(p, tiles) * tiles.splits
         if self.algo == "v1":
             return np.full(len(tiles), heads * min(p.seq, 1))
         forward = self.pass_ == "fwd"
@@ -90,6 +95,18 @@ class Case:
         return heads * np.asarray(
             ceil_div(p.seq, tiles.block_q) if forward else ceil_div(p.seq_kv, tiles.block_kv)
         )
+
+
+def _packed_blocks(problem: Problem, tiles: Tiles) -> Ints:
+    rows = problem.group * problem.seq
+    return np.asarray(problem.batch * problem.kv_heads * ceil_div(rows, tiles.block_q))
+
+
+def _split_counts(problem: Problem, tiles: Tiles, slots: Ints) -> Ints:
+    """The number of parts a launch takes, for every tile."""
+    key_tiles = ceil_div(problem.seq_kv, tiles.block_kv)
+    counts = zip(key_tiles, _packed_blocks(problem, tiles), slots, strict=True)
+    return np.array([split_count(*map(int, count)) for count in counts], dtype=np.int64)
 
 
 def _consumer_cap(tiles: Tiles) -> Ints:
@@ -114,6 +131,52 @@ def _whole_mma_rows() -> Rule:
         lambda c, i: (
             f"block_q {c.tiles.block_q[i]} is no multiple of 16 rows x {_warps(c, i)}"
             f" = {16 * c.tiles.warps[i]}"
+        ),
+    )
+
+
+def _whole_packed_rows() -> Rule:
+    """Every warp has all the rows, one or two mma tiles of them."""
+    return Rule(
+        lambda c: np.isin(c.tiles.block_q, ROWS_PER_WARP),
+        lambda c, i: f"block_q {c.tiles.block_q[i]} is not the 16 or 32 rows that split keys take",
+    )
+
+
+def _shared_keys() -> Rule:
+    """Warps share a tile's keys, whole matmul steps each."""
+    return Rule(
+        lambda c: (
+            (c.tiles.step_kv * c.tiles.warps == c.tiles.block_kv)
+            & (c.tiles.step_kv % c.kv_granule == 0)
+            & (c.tiles.warps > 1)
+        ),
+        lambda c, i: (
+            f"block_kv {c.tiles.block_kv[i]} is not {c.tiles.step_kv[i]} keys, a multiple of"
+            f" {c.kv_granule}, for each of {_warps(c, i)}"
+        ),
+    )
+
+
+def _fp32_columns() -> Rule:
+    """ptxas loads the values of more columns ahead than fit the registers, at any cap."""
+    return Rule(
+        lambda c: (
+            (c.problem.dtype != "fp32")
+            | (np.full(len(c), max(c.problem.head_dim, c.problem.head_dim_v)) <= SPLIT_FP32_COLUMNS)
+        ),
+        lambda c, i: f"with more than {SPLIT_FP32_COLUMNS} fp32 columns split keys would spill",
+    )
+
+
+def _parts_fit() -> Rule:
+    """The warps merge where Q and the ring were."""
+    return Rule(
+        lambda c: footprint.merge_bytes(c.problem, c.tiles) <= c.smem,
+        lambda c, i: (
+            f"the parts of {_warps(c, i)} need"
+            f" {footprint.merge_bytes(c.problem, c.tiles)[i] / KIB:.1f} KiB, the tiles have"
+            f" {c.smem[i] / KIB:.1f}"
         ),
     )
 
@@ -292,6 +355,10 @@ _V3 = (_consumers(), _whole_keys(), _instruction_width(), _one_step())
 RULES: dict[tuple[str, str], tuple[Rule, ...]] = {
     ("v1", "fwd"): (*_MMA, _one_stage(), _whole_steps(), *_FORWARD),
     ("v2", "fwd"): (*_MMA, _one_step(), *_FORWARD),
+    ("v2_split", "fwd"): (
+        *(_whole_packed_rows(), _shared_keys(), _fp32_columns(), _parts_fit()),
+        *_LIMITS,
+    ),
     ("v3", "fwd"): (*_V3, _whole_warpgroup_rows(), *_LIMITS),
     ("v1", "bwd"): (_whole_keys(), _one_stage(), _one_step(), *_LIMITS),
     ("v2", "bwd"): (*_KEYS, *_LIMITS),

@@ -23,6 +23,7 @@ WARP = 32
 POINTERS = {  # by algorithm and pass; every kernel of a file takes the same parameters
     ("v1", "fwd"): ("q", "k", "v", "o", "lse", "o_acc", "m", "l"),
     ("v2", "fwd"): ("q", "k", "v", "o", "lse"),
+    ("v2_split", "fwd"): ("q", "k", "v", "o", "lse", "o_part", "m_part", "l_part"),
     ("v2", "bwd"): ("q", "k", "v", "o", "do", "lse", "delta", "dq_acc", "dq", "dk", "dv"),
 }
 SIZES = ("heads", "kv_heads", "seq_q", "seq_kv")
@@ -38,15 +39,19 @@ MADE: dict[str, tuple[str | bool, ...]] = {
     "mask": ("full", "causal", "window"),
     "softcap": (False, True),
     "bias": ("none", "alibi", "dense", "dense_fp32"),
-    "pack_gqa": (False,),
+    "pack_gqa": (False, True),
     "scales": ("none",),
     "varlen": (False, True),
     "deterministic": (False,),
-    "splits": (False,),
+    "splits": (False, True),
 }
 BACKWARD_DTYPES = ("fp16", "bf16")  # it multiplies on the tensor cores
 BACKWARD_STAGES = 2  # tiles of Q and dO in shared memory
 QUERY_STEP = 32  # queries that a backward pass scores at once
+# Split keys: parts of a row at most, and what a block costs beside its tiles of keys, in tiles.
+MOST_SPLITS = 128
+ENDS_TILES = 2
+MOST_ROWS = 2**31 - 4096  # of one K/V head: packed rows are int32
 # Least and most of a tile's numbers: a block has up to 1024 threads, __maxnreg__ takes 24 to 255.
 TILE_RANGES = {
     "block_q": (1, 4096),
@@ -62,8 +67,9 @@ Scalar = int | float | tuple[int, ...]
 @dataclass(frozen=True, kw_only=True)
 class Tile:
     """How one thread block works. ``stages`` counts K/V tile pairs in shared memory, ``warps`` the
-    warps that compute, ``step_kv`` the keys scored at a time (V1 keeps more in shared memory than
-    its registers can score at once), ``registers`` what the compiler may use for a thread."""
+    warps that compute, ``step_kv`` the keys a warp scores at a time (V1 keeps more in shared memory
+    than its registers can score at once; where keys are split, the warps share a tile's keys),
+    ``registers`` what the compiler may use for a thread."""
 
     block_q: int
     block_kv: int
@@ -112,6 +118,11 @@ class KernelSpec:
     splits: bool = False
 
     @property
+    def variant(self) -> str:
+        """The algorithm under the name of its template and of its equations in the model."""
+        return f"{self.algo}_split" if self.splits else self.algo
+
+    @property
     def digest(self) -> str:
         """8 hex digits over every field: equal kernels share it, others do not."""
         text = json.dumps(asdict(self), sort_keys=True)
@@ -124,7 +135,12 @@ class KernelSpec:
         if self.head_dim_v != self.head_dim:
             dims += f"v{self.head_dim_v}"
         words = [self.algo, self.pass_, self.arch.replace("_", ""), self.dtype, dims, self.mask]
-        options = {"softcap": self.softcap, self.bias: self.bias != "none", "varlen": self.varlen}
+        options = {
+            "softcap": self.softcap,
+            self.bias: self.bias != "none",
+            "varlen": self.varlen,
+            "split": self.splits,
+        }
         words += [name.replace("_", "") for name, on in options.items() if on]
         return "_".join([*words, self.digest])
 
@@ -134,6 +150,11 @@ class KernelSpec:
         asked = {"a window": self.mask == "window", "a softcap": self.softcap}
         asked |= {"a bias": self.bias != "none", "packed sequences": self.varlen}
         return tuple(name for name, wanted in asked.items() if wanted)
+
+    @property
+    def plain(self) -> bool:
+        """Full or causal attention without any other option."""
+        return not self.options
 
     @property
     def bias_dtype(self) -> str:
@@ -159,8 +180,9 @@ class KernelSpec:
     def arguments(self) -> tuple[tuple[str, str], ...]:
         """(name, type) in the order of the parameter list: pointers, sizes, strides, factors,
         window. Types: ptr, i32, f32, and i64x3, a struct of three int64 (batch, head, seq)."""
-        pointers = [(n, "ptr") for n in (*POINTERS[self.algo, self.pass_], *self.option_inputs)]
-        sizes = [(name, "i32") for name in (PACKED_SIZES if self.varlen else SIZES)]
+        pointers = [(n, "ptr") for n in (*POINTERS[self.variant, self.pass_], *self.option_inputs)]
+        names = (*(PACKED_SIZES if self.varlen else SIZES), *["splits"] * self.splits)
+        sizes = [(name, "i32") for name in names]
         strided = STRIDED[self.pass_] + (("bias",) if self.bias_dtype else ())
         strides = [(f"{name}_strides", "i64x3") for name in strided]
         factors = [(name, "f32") for name in self.factors]
@@ -206,6 +228,7 @@ class Plan:
     gpu: str
     kernel: KernelSpec
     smem_bytes: int  # dynamic shared memory of one block
+    slots: int = 0  # split keys: thread blocks that the GPU runs at once
 
     @property
     def registers(self) -> int:
@@ -217,6 +240,7 @@ class Plan:
         problem: Problem | None = None,
         strides: Mapping[str, tuple[int, ...]] | None = None,
         tokens: tuple[int, int] | None = None,
+        splits: int = 0,
     ) -> Launch:
         """The launch of this kernel on ``problem`` (default: the planned one).
 
@@ -225,19 +249,44 @@ class Plan:
         ``batch`` sequences of at most seq queries and seq_kv keys; ``tokens`` says how many there
         are of each in all (default: every sequence has the most), and arrays are
         (tokens, heads, head_dim).
+        ``splits`` is for kernels that split keys: parts to divide them into, 0 for as many as serve
+        the GPU best.
         Raises UsageError if the kernel was not built for this problem.
         """
         problem = problem or self.problem
         self._check_serves(problem)
+        splits = (splits or self._splits(problem)) if self.kernel.splits else 1
         tokens = tokens or (problem.batch * problem.seq, problem.batch * problem.seq_kv)
         shapes = packed_shapes(problem, tokens) if self.kernel.varlen else tensor_shapes(problem)
+        steps = {**_strides(shapes), **(strides or {})}
         return Launch(
-            stages=self._stages(problem),
-            scalars=self._scalars(problem, {**_strides(shapes), **(strides or {})}, tokens),
+            stages=self._stages(problem, splits),
+            scalars=self._scalars(problem, steps, tokens, splits),
             inputs=self._inputs(problem, shapes),
             outputs=self._outputs(shapes),
-            workspaces=self._workspaces(problem, shapes),
+            workspaces=self._workspaces(problem, shapes, splits),
         )
+
+    def _stages(self, problem: Problem, splits: int) -> tuple[Stage, ...]:
+        """The kernel; where it splits keys, then the one that combines: a warp a row. Backward one
+        before and one after it."""
+        stem, threads = self.kernel.stem, self.kernel.tile.threads
+        grid, heads = self._blocks(problem) * splits, problem.batch * problem.heads
+        main = Stage(entry=stem, grid=grid, block=threads, smem_bytes=self.smem_bytes)
+        if self.kernel.splits:
+            return main, Stage(entry=f"{stem}_combine", grid=heads * problem.seq, block=WARP)
+        if self.kernel.pass_ == "fwd":
+            return (main,)
+        blocks = heads * self._q_blocks(problem)
+        before, after = (
+            Stage(entry=f"{stem}_{name}", grid=blocks, block=threads)
+            for name in ("prepare", "finish")
+        )
+        return before, main, after
+
+    def _splits(self, problem: Problem) -> int:
+        key_tiles = math.ceil(problem.seq_kv / self.kernel.tile.block_kv)
+        return split_count(key_tiles, self._blocks(problem), self.slots)
 
     def _check_serves(self, problem: Problem) -> None:
         wanted = {name: getattr(problem, name) for name in _COMPILED_IN}
@@ -252,42 +301,40 @@ class Plan:
                     why=f"it was built for {name} {built}, the problem has {asked}",
                     hint="plan and generate a kernel for this problem",
                 )
-
-    def _stages(self, problem: Problem) -> tuple[Stage, ...]:
-        """A backward pass has a kernel before and one after its main one."""
-        stem, threads = self.kernel.stem, self.kernel.tile.threads
-        main = Stage(
-            entry=stem, grid=self._grid(problem), block=threads, smem_bytes=self.smem_bytes
-        )
-        if self.kernel.pass_ == "fwd":
-            return (main,)
-        blocks = problem.batch * problem.heads * self._q_blocks(problem)
-        before, after = (
-            Stage(entry=f"{stem}_{name}", grid=blocks, block=threads)
-            for name in ("prepare", "finish")
-        )
-        return before, main, after
+        if self.kernel.splits and problem.group * problem.seq > MOST_ROWS:
+            raise UsageError(
+                f"{self.kernel.stem} cannot run this problem",
+                why=f"{problem.group} heads x {problem.seq} queries exceed {MOST_ROWS} packed rows",
+                hint="plan it again: a kernel that does not split keys suits it",
+            )
 
     def _q_blocks(self, problem: Problem) -> int:
         return math.ceil(problem.seq / self.kernel.tile.block_q)
 
-    def _grid(self, problem: Problem) -> int:
-        """V1 is parallel over batch and heads, V2 also over blocks of queries; backward over the
-        heads and blocks of keys."""
+    def _blocks(self, problem: Problem) -> int:
+        """V1 is parallel over batch and heads, V2 also over blocks of queries; a block of packed
+        rows serves every head that shares its keys; backward over the heads and blocks of keys."""
         if self.kernel.pass_ == "bwd":
             kv_blocks = math.ceil(problem.seq_kv / self.kernel.tile.block_kv)
             return problem.batch * problem.kv_heads * kv_blocks
+        if self.kernel.pack_gqa:
+            rows = problem.group * problem.seq
+            return problem.batch * problem.kv_heads * math.ceil(rows / self.kernel.tile.block_q)
         q_blocks = self._q_blocks(problem)
         per_head = min(q_blocks, 1) if self.kernel.algo == "v1" else q_blocks
         return problem.batch * problem.heads * per_head
 
     def _scalars(
-        self, problem: Problem, strides: Mapping[str, tuple[int, ...]], tokens: tuple[int, int]
+        self,
+        problem: Problem,
+        strides: Mapping[str, tuple[int, ...]],
+        tokens: tuple[int, int],
+        splits: int,
     ) -> dict[str, Scalar]:
         p = problem
         values: dict[str, Scalar] = {
             **dict(zip(SIZES, (p.heads, p.kv_heads, p.seq, p.seq_kv), strict=True)),
-            **{"longest_q": p.seq, "total_q": tokens[0]},
+            **{"longest_q": p.seq, "total_q": tokens[0], "splits": splits},
             "bias_strides": contiguous_strides((p.batch, p.heads, p.seq, p.seq_kv))[:3],
             **{f"{name}_strides": tuple(steps) for name, steps in strides.items()},
             **_factors(problem),
@@ -315,19 +362,24 @@ class Plan:
             return {f"d{name}": (shapes[name], self.kernel.dtype) for name in ("q", "k", "v")}
         return {"o": (shapes["o"], self.kernel.out_dtype), "lse": (_rows(shapes["o"]), "fp32")}
 
-    def _workspaces(self, problem: Problem, shapes: Mapping[str, tuple[int, ...]]) -> Arrays:
-        """V1 keeps O, m and l in HBM between its steps over K and V; backward D = rowsum(dO * O),
-        and dQ in whole tiles until all blocks have added to it."""
+    def _workspaces(
+        self, problem: Problem, shapes: Mapping[str, tuple[int, ...]], splits: int
+    ) -> Arrays:
+        """V1 keeps O, m and l in HBM between its steps over K and V; splits leave theirs there;
+        backward D = rowsum(dO * O), and dQ in whole tiles until all blocks have added to it."""
+        rows, columns = _rows(shapes["o"]), self.kernel.head_dim_v
         if self.kernel.pass_ == "bwd":
             heads = (problem.batch, problem.heads)
             padded_rows = self._q_blocks(problem) * self.kernel.tile.block_q
             tiles = (*heads, padded_rows, padded(problem.head_dim))
-            return {"delta": (_rows(shapes["o"]), "fp32"), "dq_acc": (tiles, "fp32")}
+            return {"delta": (rows, "fp32"), "dq_acc": (tiles, "fp32")}
+        if self.kernel.splits:
+            parts = (*rows, splits)
+            o_part = ((*parts, columns), "fp32")
+            return {"o_part": o_part, "m_part": (parts, "fp32"), "l_part": (parts, "fp32")}
         if self.kernel.algo != "v1":
             return {}
-        rows = _rows(shapes["o"])
-        o_acc = (*rows, self.kernel.head_dim_v)
-        return {"o_acc": (o_acc, "fp32"), "m": (rows, "fp32"), "l": (rows, "fp32")}
+        return {"o_acc": ((*rows, columns), "fp32"), "m": (rows, "fp32"), "l": (rows, "fp32")}
 
     def to_json(self) -> dict[str, Any]:
         kernel = asdict(self.kernel)
@@ -338,6 +390,7 @@ class Plan:
             "gpu": {"name": self.gpu, "arch": self.kernel.arch},
             "kernel": kernel,
             "smem_bytes": self.smem_bytes,
+            **({"slots": self.slots} if self.kernel.splits else {}),
         }
 
     @classmethod
@@ -372,6 +425,7 @@ class Plan:
             gpu=str(data["gpu"]["name"]),
             kernel=_typed(KernelSpec, kernel),
             smem_bytes=_whole(data["smem_bytes"]),
+            slots=_whole(data.get("slots", 0)),
         )
 
     def _nonsense(self) -> Iterator[str]:
@@ -386,28 +440,59 @@ class Plan:
             yield f"arch {kernel.arch!r} is not of the form sm_80"
         if self.smem_bytes < 1:
             yield f"smem_bytes is {self.smem_bytes}"
-        if (kernel.algo, kernel.pass_) not in POINTERS:
-            yield f"no template makes the backward pass of {kernel.algo}"
+        if kernel.splits != kernel.pack_gqa or (kernel.splits and kernel.algo != "v2"):
+            yield "only V2 splits keys, and only with the heads of a group packed"
+        if (kernel.variant, kernel.pass_) not in POINTERS:
+            yield f"no template makes the backward pass of {kernel.variant}"
         if kernel.pass_ == "bwd" and kernel.dtype not in BACKWARD_DTYPES:
             yield f"no template makes a backward pass in {kernel.dtype}"
         if kernel.pass_ == "bwd" and (options := kernel.options):
             yield f"no template makes a backward pass with {' and '.join(options)}"
-        yield from _ragged(kernel.tile, kernel.pass_)
+        if kernel.splits and not kernel.plain:
+            yield "only plain attention has split keys: no window, softcap, bias or varlen"
+        if kernel.splits and self.slots < 1:
+            yield f"slots is {self.slots}"
+        yield from _ragged(kernel)
 
 
-def _ragged(tile: Tile, pass_: str) -> Iterator[str]:
+def split_count(key_tiles: int, blocks: int, slots: int) -> int:
+    """Parts to divide the keys of ``blocks`` thread blocks into, of which ``slots`` run at once.
+
+    A wave lasts as long as its longest part; the count of the least waves x tiles is taken, the
+    smallest of equals, at most one part a tile.
+    """
+
+    def tiles_in_turn(splits: int) -> int:
+        waves = math.ceil(blocks * splits / max(slots, 1))
+        return waves * (math.ceil(key_tiles / splits) + ENDS_TILES)
+
+    return min(range(1, max(1, min(key_tiles, MOST_SPLITS)) + 1), key=tiles_in_turn)
+
+
+def _ragged(kernel: KernelSpec) -> Iterator[str]:
     """Why a tile cannot be compiled: a number out of range, parts that do not make it whole."""
+    tile, backward = kernel.tile, kernel.pass_ == "bwd"
     for name, (least, most) in TILE_RANGES.items():
         if not least <= (value := getattr(tile, name)) <= most:
             yield f"{name} is {value}, not between {least} and {most}"
-    if pass_ == "bwd":
+    if backward:
         yield from _ragged_bwd(tile)
+    elif kernel.splits:
+        yield from _ragged_split(tile)
     elif tile.block_q % (16 * tile.warps):
         yield f"block_q {tile.block_q} is not whole 16-row steps for each of {tile.warps} warps"
     if tile.block_kv % tile.keys_per_step or tile.keys_per_step % 16:
         yield f"block_kv {tile.block_kv} is not whole steps of {tile.keys_per_step} keys, 16 each"
-    if tile.p_in not in (("registers", "shared") if pass_ == "bwd" else ("registers",)):
+    if tile.p_in not in (("registers", "shared") if backward else ("registers",)):
         yield f"no template keeps P in {tile.p_in!r}"
+
+
+def _ragged_split(tile: Tile) -> Iterator[str]:
+    """The same where the warps share a tile's keys, and each has all of its rows."""
+    if tile.block_q % 16:
+        yield f"block_q {tile.block_q} is not whole 16-row steps"
+    if tile.keys_per_step * tile.warps != tile.block_kv:
+        yield f"block_kv {tile.block_kv} is not {tile.keys_per_step} for each of {tile.warps} warps"
 
 
 def _ragged_bwd(tile: Tile) -> Iterator[str]:

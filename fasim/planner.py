@@ -17,6 +17,7 @@ from fasim.errors import NoPlanError
 from fasim.gpu import Gpu
 from fasim.legality import RULES, Case, broken, sentence
 from fasim.model import flops, footprint, timeline, traffic
+from fasim.model.footprint import HbmBytes
 from fasim.model.silicon import rates
 from fasim.model.tiles import Ints, Tiles, round_up
 from fasim.model.timeline import Times
@@ -29,6 +30,7 @@ ALGOS = ("standard", "v1", "v2", "v3")
 MOST_BYTES = 2**62
 MIN_CAPABILITY = (8, 0)  # of the templates
 CROSSOVER_RANGE = (64, 65536)
+SPLIT_ROWS = 256  # of one K/V head: with more of them every row block would read all keys again
 
 
 # ---- what runs where ----------------------------------------------------------------------------
@@ -122,13 +124,14 @@ class _Ranking:
         return len(RULES[self.algo, self.pass_])
 
     def _rank(self) -> None:
-        """Fastest first; ties: fewer issued bytes, less shared memory, the smaller tile."""
+        """Fastest first; ties: more blocks on an SM, fewer issued bytes, less shared memory, the
+        smaller tile."""
         problem, algo, pass_, case = self.problem, self.algo, self.pass_, self.legal
         times = timeline.predict(problem, self.gpu, algo, pass_, case.tiles, case.blocks_per_sm)
         moved = traffic.issued(problem, algo, pass_, case.tiles).total
         area = case.tiles.block_q * case.tiles.block_kv
-        order = np.lexsort((area, case.smem, moved, times.seconds))
-        self.order = order
+        self.order = np.lexsort((area, case.smem, moved, -case.blocks_per_sm, times.seconds))
+        self.seconds = float(times.seconds.min())
 
     def reason(self) -> str:
         """Why no tile is legal: the sentence of the tile that came furthest."""
@@ -182,10 +185,14 @@ def _flash_entry(
     top: int,
 ) -> Entry:
     """The best tile of one pass, as an Entry. Raises NoPlanError when none is legal."""
-    tiles = judged(tile, algo, pass_) if tile else candidates(problem, gpu, algo, pass_)
-    ranking = _Ranking(problem, gpu, algo, pass_, tiles)
-    if not len(ranking.legal):
-        raise _illegal(problem, gpu, algo, pass_, tile, ranking)
+    rankings = [
+        _Ranking(problem, gpu, variant, pass_, tiles)
+        for variant, tiles in _tried(problem, gpu, algo, pass_, tile)
+    ]
+    legal = [ranking for ranking in rankings if len(ranking.legal)]
+    if not legal:
+        raise _illegal(problem, gpu, algo, pass_, tile, rankings[0])
+    ranking = min(legal, key=lambda ranking: ranking.seconds)
     shown = _distinct(ranking, max(top, 1))
     base = _base(problem, gpu, algo, pass_, reserve)
     entries = _entries(ranking, base, shown)
@@ -193,7 +200,39 @@ def _flash_entry(
     assert best.tile is not None  # every flash entry has one
     rejected = ranking.neighbours(best.tile) if not tile else ()
     best = replace(best, alternatives=tuple(entries[1:]), rejected=rejected)
-    return replace(best, reasons=tuple(_reasons(best)))
+    others = [other for other in legal if other is not ranking]
+    return replace(best, reasons=(*_reasons(best), *_split_reasons(best, gpu, others)))
+
+
+def _tried(
+    problem: Problem, gpu: Gpu, algo: str, pass_: str, tile: Tile | tuple[int, int] | None
+) -> Iterable[tuple[str, Tiles]]:
+    """The variants of an algorithm and the tiles of each. V2 also splits keys where rows are few;
+    a whole tile that is to be judged is of one variant: where warps share its keys, of that."""
+    variants = [algo]
+    if (algo, pass_) == ("v2", "fwd") and _may_split(problem, gpu, bool(tile)):
+        variants.append("v2_split")
+        if isinstance(tile, Tile):
+            variants = variants[tile.keys_per_step < tile.block_kv :][:1]
+    for name in variants:
+        yield name, judged(tile, name, pass_) if tile else candidates(problem, gpu, name, pass_)
+
+
+def _may_split(problem: Problem, gpu: Gpu, any_rows: bool) -> bool:
+    few = any_rows or problem.group * problem.seq <= SPLIT_ROWS
+    plain = problem.mask in ("full", "causal") and problem.bias == "none"
+    return few and plain and not problem.softcap and not problem.varlen and gpu.cp_async
+
+
+def _split_reasons(best: Entry, gpu: Gpu, others: Sequence[_Ranking]) -> Iterable[str]:
+    """What splitting the keys brings, where that is the choice."""
+    if not best.splits:
+        return
+    slots = gpu.sm_count * best.blocks_per_sm
+    yield f"keys in {best.splits} parts make {best.grid} blocks; {slots} run at once"
+    for other in others:
+        loss = other.seconds / best.time.seconds
+        yield f"without splitting the keys it would take {loss:.1f} times as long"
 
 
 def _distinct(ranking: _Ranking, count: int) -> list[int]:
@@ -277,6 +316,8 @@ def _entries(ranking: _Ranking, base: Entry, chosen: Sequence[int]) -> list[Entr
             base,
             tile=tiles.tile(i),
             plan=_plan(case, i) if base.generable else None,
+            splits=int(tiles.splits[i]) if algo == "v2_split" else 0,
+            hbm=_with_parts(base.hbm, case, i),
             grid=int(grid[i]),
             block=int(case.threads[i]),
             smem_bytes=int(case.smem[i]),
@@ -293,14 +334,21 @@ def _entries(ranking: _Ranking, base: Entry, chosen: Sequence[int]) -> list[Entr
     ]
 
 
+def _with_parts(hbm: HbmBytes, case: Case, index: int) -> HbmBytes:
+    if case.algo != "v2_split":
+        return hbm
+    parts = footprint.parts_bytes(case.problem, case.tiles.splits)
+    return replace(hbm, workspace=int(parts[index]))
+
+
 def _paper(problem: Problem, algo: str, pass_: str, block_kv: Ints, index: int) -> int | None:
     return int(traffic.paper(problem, pass_, int(block_kv[index]))) if algo == "v1" else None
 
 
 def _plan(case: Case, index: int) -> Plan:
-    problem = case.problem
+    problem, splits = case.problem, case.algo == "v2_split"
     kernel = KernelSpec(
-        algo=case.algo,
+        algo=case.algo.removesuffix("_split"),
         pass_=case.pass_,
         arch=kernel_arch(case.gpu, case.algo),
         dtype=problem.dtype,
@@ -312,12 +360,15 @@ def _plan(case: Case, index: int) -> Plan:
         softcap=problem.softcap > 0,
         bias=problem.bias,
         varlen=problem.varlen,
+        pack_gqa=splits,
+        splits=splits,
     )
     return Plan(
         problem=problem,
         gpu=case.gpu.name,
         kernel=kernel,
         smem_bytes=int(case.smem[index]),
+        slots=case.gpu.sm_count * int(case.blocks_per_sm[index]) * splits,
     )
 
 

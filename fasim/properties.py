@@ -566,12 +566,12 @@ class Trial:
         return None
 
     def prepared(
-        self, arrays: Mapping[str, Array], layout: str, problem: Problem
+        self, arrays: Mapping[str, Array], layout: str, problem: Problem, splits: int = 0
     ) -> tuple[dict[str, Array], Launch]:
         """What a runner takes; a kernel of packed sequences gets as many of one length."""
         plan = self.kernel.plan
         if not plan.kernel.varlen:
-            return placed(arrays, layout), plan.launch_for(problem)
+            return placed(arrays, layout), plan.launch_for(problem, splits=splits)
         packed = {name: pack(x) if x.ndim == 4 else x for name, x in arrays.items()}
         lengths = {"cu_seqlens_q": problem.seq, "cu_seqlens_k": problem.seq_kv}
         ends = {n: inputs.cu_seqlens([length] * problem.batch) for n, length in lengths.items()}
@@ -582,11 +582,17 @@ class Trial:
         return self.problem.with_(scale=self.problem.scale, **changes)
 
     def run(
-        self, arrays: Mapping[str, Array], layout: str = "contiguous", **changes: Any
+        self,
+        arrays: Mapping[str, Array],
+        layout: str = "contiguous",
+        *,
+        splits: int = 0,
+        **changes: Any,
     ) -> Outputs:
-        """Outputs for other arrays, of the case's problem with ``changes`` (seq, seq_kv, …)."""
+        """Outputs for other arrays, of the case's problem with ``changes`` (seq, seq_kv, …), its
+        keys in ``splits`` parts or, 0, in as many as serve the GPU best."""
         problem = self.changed(**changes)
-        outputs = self.runner.run(self.kernel, *self.prepared(arrays, layout, problem))
+        outputs = self.runner.run(self.kernel, *self.prepared(arrays, layout, problem, splits))
         return unpack(outputs, problem) if self.kernel.plan.kernel.varlen else outputs
 
     def run_packed(
@@ -761,6 +767,15 @@ def later_keys_change_nothing(trial: Trial) -> float:
     return _agree(trial, got, {name: x[:, :, :rows] for name, x in trial.outputs.items()}, rows)
 
 
+def the_number_of_splits_changes_nothing(trial: Trial) -> float:
+    """Keys in any number of parts, some of them empty, give the same result, up to rounding."""
+    tiles = -(-trial.problem.seq_kv // trial.kernel.plan.kernel.tile.block_kv)
+    worst = 0.0
+    for splits in (1, max(tiles, 1), tiles + 2, int(trial.case.rng().integers(33, 100))):
+        worst = max(worst, _agree(trial, trial.run(trial.arrays, splits=splits), trial.outputs))
+    return worst
+
+
 def gradients_are_linear_in_that_of_o(trial: Trial) -> float:
     """Twice the gradient of o gives twice the gradients."""
     twice = {**trial.arrays, "do": 2 * trial.arrays["do"]}
@@ -891,8 +906,7 @@ def _right(trial: Trial, got: Outputs, arrays: Mapping[str, Array], **changes: A
 def bytes_moved_are_bytes_predicted(trial: Trial) -> float:
     """Loads and stores name as many bytes of each tensor as the model says, to the byte."""
     spec, executed = trial.kernel.plan.kernel, trial.execution
-    tiles = Tiles.of([spec.tile])
-    predicted = traffic.issued(trial.problem, spec.algo, spec.pass_, tiles).at(0)
+    predicted = traffic.issued(trial.problem, spec.variant, spec.pass_, _tiles(trial)).at(0)
     for verb, got, want in (
         ("read", executed.reads, predicted.reads),
         ("written", executed.writes, predicted.writes),
@@ -906,11 +920,17 @@ def bytes_moved_are_bytes_predicted(trial: Trial) -> float:
 def matrix_instructions_do_the_flops_predicted(trial: Trial) -> float:
     """The tensor cores execute the FLOPs that the model charges: whole tiles, no more."""
     spec, executed = trial.kernel.plan.kernel, trial.execution
-    tiles = Tiles.of([spec.tile])
-    predicted = int(flops.executed(trial.problem, spec.algo, spec.pass_, tiles)[0])
+    predicted = int(flops.executed(trial.problem, spec.variant, spec.pass_, _tiles(trial))[0])
     got = _operations(executed, "mma", "count") * MMA_FLOPS
     _same_count("the FLOPs executed are not those predicted", "mma", got, predicted)
     return 0.0
+
+
+def _tiles(trial: Trial) -> Tiles:
+    """The kernel's tile, with the number of parts in which the case's launch has the keys."""
+    plan = trial.kernel.plan
+    splits = plan.launch_for(trial.problem).scalars.get("splits", 1)
+    return Tiles.of([plan.kernel.tile]).split(np.array([splits]))
 
 
 def main_loop_has_no_bank_conflicts(trial: Trial) -> float:
@@ -1012,6 +1032,12 @@ def _unless_varlen(plan: Plan, runner: Runner) -> str:
     return "" if plan.kernel.varlen else "the kernel takes no packed sequences"
 
 
+def _unless_split(plan: Plan, runner: Runner) -> str:
+    if runner.name == "numpy":
+        return "the numpy runner does not split keys"
+    return "" if plan.kernel.splits else "this kernel does not split keys"
+
+
 def _unless_counted(plan: Plan, runner: Runner) -> str:
     return "" if isinstance(runner, Counting) else "only the emulator counts what a kernel executes"
 
@@ -1033,6 +1059,7 @@ PROPERTIES = (
     Property(permuting_keys_changes_nothing, _if_ordered, ("fwd",)),
     Property(splitting_keys_and_merging_by_lse_gives_the_whole, _if_ordered, ("fwd",)),
     Property(later_keys_change_nothing, _unless_causal, ("fwd",)),
+    Property(the_number_of_splits_changes_nothing, _unless_split, ("fwd",)),
     Property(an_endless_window_is_none, _unless_window, ("fwd",)),
     Property(an_endless_softcap_is_none, _unless_softcap, ("fwd",)),
     Property(a_bias_of_zero_is_none, _unless_bias, ("fwd",)),

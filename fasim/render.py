@@ -32,7 +32,10 @@ Origin = tuple[str, int]
 CTYPES = {"fp32": "float", "fp16": "u16", "bf16": "u16", "e4m3": "u8"}
 PTX_TYPES = {"fp16": "f16", "bf16": "bf16"}
 ARGUMENT_TYPES = {"i32": "int", "f32": "float", "i64x3": "Strides"}
-_CALL_INDENT = len("    kernel<<<grid, kThreads, kSmemBytes>>>(")
+TEMPLATES = {
+    **{("v1", "fwd"): "v1_fwd", ("v2", "fwd"): "v2_fwd", ("v2_split", "fwd"): "v2_split"},
+    ("v2", "bwd"): "v2_bwd",
+}
 PLAN_BEGIN, PLAN_END = "// ---- plan", "// ---- the rest of the file has sha256 "
 
 
@@ -104,7 +107,7 @@ def _json(text: str, where: str) -> Any:
 def _render_body(plan: Plan) -> tuple[str, tuple[Origin | None, ...]]:
     """Text after the header. It depends on the kernel alone, not on the problem planned for."""
     kernel = plan.kernel
-    template = _environment().get_template(f"kernels/{kernel.algo}_{kernel.pass_}.cu")
+    template = _environment().get_template(f"kernels/{TEMPLATES[kernel.variant, kernel.pass_]}.cu")
     return _rendered(template, {"plan": plan, "kernel": kernel, "tile": kernel.tile})
 
 
@@ -172,7 +175,8 @@ def _tiles(kernel: KernelSpec) -> dict[str, int]:
         shared = {f"{x}, slot {i}": tile.block_q * tile.block_kv for x in kinds for i in range(2)}
         rows = {name: tile.block_kv * w for name, w in keys.items()}
         return rows | {name: tile.block_q * w for name, w in queries.items()} | shared
-    rows = {"Q, and O at the end": tile.block_q * widest}
+    first = "Q, and the warps' parts at the end" if kernel.splits else "Q, and O at the end"
+    rows = {first: tile.block_q * widest}
     if kernel.algo == "v1":
         return rows | {"K": tile.block_kv * width, "V": tile.block_kv * width_v}
     return rows | {
@@ -198,10 +202,11 @@ def parameters(kernel: KernelSpec) -> str:
     return " " * 4 + _filled(names, indent=4, reserve=len(") {"))
 
 
-def call(kernel: KernelSpec, indent: int = _CALL_INDENT) -> str:
-    """The arguments of a call whose variables bear the parameters' names."""
+def call(kernel: KernelSpec, before: str = "    kernel<<<grid, kThreads, kSmemBytes>>>(") -> str:
+    """The arguments of a call whose variables bear the parameters' names, in a line that begins
+    with ``before``."""
     names = [_word(name) for name, _ in kernel.arguments]
-    beside, below = (_filled(names, column, reserve=len(");")) for column in (indent, 8))
+    beside, below = (_filled(names, column, reserve=len(");")) for column in (len(before), 8))
     below = f"\n{' ' * 8}{below}"
     return below if below.count("\n") < beside.count("\n") else beside
 

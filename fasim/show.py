@@ -363,7 +363,9 @@ def choice(entry: Entry) -> str:
     if tile is None:
         return "unfused launches, no tile"
     words = [f"{tile.block_q} queries x {tile.block_kv} keys"]
-    if tile.keys_per_step != tile.block_kv:
+    if entry.splits:
+        words = [f"{tile.block_q} packed rows x {tile.block_kv} keys, {tile.keys_per_step} a warp"]
+    elif tile.keys_per_step != tile.block_kv:
         words.append(f"scored {tile.keys_per_step} at a time")
     return ", ".join([*words, units.plural(tile.stages, "stage"), units.plural(tile.warps, "warp")])
 
@@ -374,6 +376,9 @@ def _tile_facts(entry: Entry, gpu: Gpu) -> Iterator[tuple[str, str]]:
         return
     blocks = f"{units.grouped(entry.grid)} blocks of {entry.block} threads"
     yield "launch", f"{blocks}, {entry.blocks_per_sm} on an SM (limited by {entry.limiter})"
+    if entry.splits:
+        parts = units.plural(entry.splits, "part")
+        yield "splits", f"the keys in {parts}, then a kernel that combines them"
     yield "shared memory", units.used(entry.smem_bytes, gpu.smem_per_block)
     yield "registers", f"{entry.registers} of {gpu.registers_per_thread} a thread"
 

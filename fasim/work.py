@@ -10,7 +10,7 @@ from fasim.gpu import Gpu
 from fasim.legality import Case, legal
 from fasim.model.silicon import rates
 from fasim.model.tiles import Tiles
-from fasim.model.visits import visits
+from fasim.model.visits import packed_visits, visits
 
 
 def smem_bytes(entry: Entry, gpu: Gpu) -> float:
@@ -25,12 +25,15 @@ def exponentials(entry: Entry) -> int:
     if entry.tile is None:
         return p.batch * p.heads * p.seq * p.seq_kv
     tiles = Tiles.of([entry.tile])
+    if entry.splits:
+        scores = int(packed_visits(p, tiles).steps[0]) * entry.tile.block_q * entry.tile.block_kv
+        return p.batch * p.kv_heads * scores
     steps = int(visits(p, tiles.block_q, tiles.block_kv).steps[0])
     return p.batch * p.heads * steps * entry.tile.block_q * entry.tile.block_kv
 
 
 def legal_tiles(entry: Entry, gpu: Gpu) -> tuple[int, int]:
     """How many candidates are legal, and how many are tried."""
-    tried = candidates(entry.problem, gpu, entry.algo, entry.pass_)
-    case = Case.of(entry.problem, gpu, entry.algo, entry.pass_, tried)
+    tried = candidates(entry.problem, gpu, entry.variant, entry.pass_)
+    case = Case.of(entry.problem, gpu, entry.variant, entry.pass_, tried)
     return int(np.count_nonzero(legal(case))), len(tried)

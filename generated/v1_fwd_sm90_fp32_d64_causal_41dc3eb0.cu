@@ -35,17 +35,17 @@
 //   26282f8e  device/fragments.cuh
 //   76c2f1b5  device/integers.cuh
 //   4210b751  device/mask.cuh
-//   97b7ac6c  device/matmul_fma.cuh
+//   d17d9393  device/matmul_fma.cuh
 //   88db4618  device/merge.cuh
-//   e12ee9e7  device/rows.cuh
+//   051bb746  device/rows.cuh
 //   0959a0c4  device/softmax.cuh
 //   727eb359  device/store.cuh
 //   b0983d9f  device/tile.cuh
 //   c2706fe3  device/types.cuh
 //   b80c26d4  device/words.cuh
 //   17240c1d  kernels/v1_fwd.cu
-//   b7074b18  parts/constants.cuh
-//   e8a001c5  parts/main.cu
+//   d14fdd00  parts/constants.cuh
+//   8349efe4  parts/main.cu
 //   422cf4a7  ptx/ex2.cuh
 //   ecba088f  ptx/lg2.cuh
 //

@@ -62,7 +62,7 @@
 //   b80c26d4  device/words.cuh
 //   c7edf66b  kernels/v2_bwd.cu
 //   42b7b7d7  parts/constants_bwd.cuh
-//   9b94801e  parts/main_bwd.cu
+//   908e8e53  parts/main_bwd.cu
 //   337a472a  ptx/cp_async.cuh
 //   33562fdf  ptx/cvt_bf16x2.cuh
 //   422cf4a7  ptx/ex2.cuh

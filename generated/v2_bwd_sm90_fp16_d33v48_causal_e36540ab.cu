@@ -57,7 +57,7 @@
 //   b80c26d4  device/words.cuh
 //   c7edf66b  kernels/v2_bwd.cu
 //   42b7b7d7  parts/constants_bwd.cuh
-//   9b94801e  parts/main_bwd.cu
+//   908e8e53  parts/main_bwd.cu
 //   337a472a  ptx/cp_async.cuh
 //   42d2ca0a  ptx/cvt_f16x2.cuh
 //   23f60c67  ptx/cvt_f32_f16.cuh

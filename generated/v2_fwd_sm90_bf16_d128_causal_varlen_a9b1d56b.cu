@@ -37,8 +37,8 @@
 //   26282f8e  device/fragments.cuh
 //   76c2f1b5  device/integers.cuh
 //   4210b751  device/mask.cuh
-//   60f0fdb3  device/matmul_mma.cuh
-//   e12ee9e7  device/rows.cuh
+//   335dc4e2  device/matmul_mma.cuh
+//   051bb746  device/rows.cuh
 //   e58e9ed8  device/softmax_lazy.cuh
 //   727eb359  device/store.cuh
 //   b0983d9f  device/tile.cuh
@@ -46,8 +46,8 @@
 //   22b08741  device/varlen.cuh
 //   b80c26d4  device/words.cuh
 //   0901eff6  kernels/v2_fwd.cu
-//   b7074b18  parts/constants.cuh
-//   e8a001c5  parts/main.cu
+//   d14fdd00  parts/constants.cuh
+//   8349efe4  parts/main.cu
 //   337a472a  ptx/cp_async.cuh
 //   33562fdf  ptx/cvt_bf16x2.cuh
 //   422cf4a7  ptx/ex2.cuh

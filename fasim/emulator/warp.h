@@ -376,7 +376,9 @@ inline void Worker::prepare(Launch& launch, std::size_t shared_bytes) {
   recent_ = nullptr;
   const bool worn = epoch_ > 1u << 30;  // epochs begin anew before they could run out
   if (threads_.size() == launch.threads() && shared_bytes_ == shared_bytes && !worn) return;
-  for (Thread& thread : threads_) clocks_.drop(thread.clock);
+  for (Thread& thread : threads_) {
+    if (thread.clock) clocks_.drop(thread.clock);  // none if this worker came too late for a block
+  }
   threads_.clear();
   threads_.resize(launch.threads());
   clocks_.resize(launch.threads());

@@ -7,7 +7,7 @@ backward four that are needed (dV, dP, dQ, dK), and a fifth where S is computed 
 from __future__ import annotations
 
 from fasim.model.tiles import Ints, Tiles, padded
-from fasim.model.visits import visible_pairs, visits
+from fasim.model.visits import packed_visits, visible_pairs, visits
 from fasim.problem import Problem
 
 USEFUL = {"fwd": (1, 1), "bwd": (2, 2), "train": (3, 3)}  # matmuls over head_dim, over head_dim_v
@@ -32,7 +32,10 @@ def executed(problem: Problem, algo: str, pass_: str, tiles: Tiles) -> Ints:
     if algo == "standard":
         per_pair = 2 * (over_d * problem.head_dim + over_dv * problem.head_dim_v)
         return 0 * tiles.block_q + heads * problem.seq * problem.seq_kv * per_pair
+    per_pair = 2 * (over_d * padded(problem.head_dim) + over_dv * padded(problem.head_dim_v))
+    if algo == "v2_split":
+        steps = packed_visits(problem, tiles).steps
+        return heads // problem.group * per_pair * steps * tiles.block_q * tiles.block_kv
     rows = tiles.rows_per_warp if (algo, pass_) == ("v2", "fwd") else tiles.block_q
     steps = visits(problem, rows, tiles.step_kv).steps
-    per_pair = 2 * (over_d * padded(problem.head_dim) + over_dv * padded(problem.head_dim_v))
     return heads * per_pair * steps * rows * tiles.step_kv

@@ -42,6 +42,9 @@ MANY_SCORES, SCORES_PER_LOAD = 128, 2
 OPTION_REGISTERS = {"window": 12, "softcap": 4, "ALiBi": 8, "dense bias": 24, "sequences": 8}
 # What the compiler uses when it may, to have more loads in flight: fitted to nvcc 13.0.
 WANTED_BASE, WANTED_PER_ACCUMULATOR = 62, 1.17
+# Split keys: limits of packed rows, this warp's place in a tile; fp32 spills a few addresses with
+# fewer than the second number.
+SPLIT_REGISTERS = {"fp32": 40, "fp16": 8, "bf16": 8, "e4m3": 8}
 # The same for a backward kernel, which keeps LSE and D of its rows too.
 BACKWARD_REGISTERS = 48
 # V2's backward kernel, whose LSE and D wait in shared memory: what it needs, and what it makes do
@@ -93,6 +96,7 @@ def granted(problem: Problem, algo: str, pass_: str, tiles: Tiles, cap: Ints) ->
         return np.asarray(np.maximum(needed, cap))
     if pass_ == "bwd" or algo == "v3":
         return needed
+    tiles = _with_all_rows(tiles) if algo == "v2_split" else tiles
     wanted = WANTED_BASE + WANTED_PER_ACCUMULATOR * _accumulators(problem, tiles)
     return np.asarray(np.minimum(round_up(np.maximum(needed, wanted.astype(np.int64)), 8), cap))
 
@@ -159,6 +163,16 @@ def _scores(tiles: Tiles) -> Ints:
 def _mma_fwd_registers(problem: Problem, tiles: Tiles) -> Ints:
     """Accumulators, fragments, the rest."""
     return _accumulators(problem, tiles) + FRAGMENTS + BASE_REGISTERS + _special(problem, tiles)
+
+
+def _with_all_rows(tiles: Tiles) -> Tiles:
+    """Tiles of which every warp owns as many rows as a tile of split keys has in all."""
+    return replace(tiles, block_q=tiles.block_q * tiles.warps)
+
+
+def _v2_split_registers(problem: Problem, tiles: Tiles) -> Ints:
+    """V2's, of all the rows."""
+    return _mma_fwd_registers(problem, _with_all_rows(tiles)) + SPLIT_REGISTERS[problem.dtype]
 
 
 def _special(problem: Problem, tiles: Tiles) -> Ints:
@@ -244,6 +258,7 @@ _Count = Callable[[Problem, Tiles], Any]
 _SMEM: dict[tuple[str, str], _Count] = {
     ("v1", "fwd"): _v1_fwd_smem,
     ("v2", "fwd"): _v2_fwd_smem,
+    ("v2_split", "fwd"): _v2_fwd_smem,
     ("v3", "fwd"): _v3_fwd_smem,
     ("v1", "bwd"): _v1_bwd_smem,
     ("v2", "bwd"): _v2_bwd_smem,
@@ -252,6 +267,7 @@ _SMEM: dict[tuple[str, str], _Count] = {
 _REGISTERS: dict[tuple[str, str], _Count] = {
     ("v1", "fwd"): _v1_fwd_registers,
     ("v2", "fwd"): _mma_fwd_registers,
+    ("v2_split", "fwd"): _v2_split_registers,
     ("v3", "fwd"): _v3_fwd_registers,
     ("v1", "bwd"): _v1_bwd_registers,
     ("v2", "bwd"): _v2_bwd_registers,
@@ -329,6 +345,17 @@ def _flash_hbm(problem: Problem, algo: str, pass_: str) -> HbmBytes:
 def _v1_workspace(problem: Problem) -> int:
     """V1 keeps O, m and l in HBM between its steps, in fp32."""
     return problem.batch * problem.heads * problem.seq * 4 * (problem.head_dim_v + 2)
+
+
+def parts_bytes(problem: Problem, splits: Ints) -> Ints:
+    """Bytes of what splits of the keys leave of every row: O, m and l in fp32."""
+    return problem.batch * problem.heads * problem.seq * splits * 4 * (problem.head_dim_v + 2)
+
+
+def merge_bytes(problem: Problem, tiles: Tiles) -> Ints:
+    """Shared memory in which the warps of a block of split keys leave their parts: rows of O, m and
+    l in fp32, padded to 8 floats so that 8 rows lie in 8 bank groups."""
+    return np.asarray(tiles.warps * tiles.block_q * (padded(problem.head_dim_v) + 8) * 4)
 
 
 def _dq_workspace(problem: Problem) -> int:

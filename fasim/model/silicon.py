@@ -13,6 +13,7 @@ SMEM_BYTES_PER_CLOCK = 128.0  # 32 banks of 4 bytes
 L2_BYTES_PER_CLOCK = 24.0  # per SM; measured parts lie between 15 (L40) and 37 (A100, H200)
 L2_LATENCY_CLOCKS = 300.0  # measured parts: 206 to 280
 HBM_SHARE = 0.88  # of the datasheet bandwidth; measured parts: 0.81 to 0.93
+HBM_LATENCY_CLOCKS = 700.0  # measured parts: 480 to 690
 LAUNCH_S = 2.5e-6  # a launch in a stream, as measured on an H200
 MMA_FRACTION = {9: 0.665, 10: 0.25}  # of the wgmma or tcgen05 rate, by compute capability
 E4M3_MMA_FRACTION = 0.17  # sm_90 emulates e4m3 mma.sync: 1400 of 8192 FLOP measured
@@ -34,6 +35,7 @@ class Rates:
     l2_bytes: float
     l2_latency: float
     hbm_bytes_s: float  # whole chip, bytes per second
+    hbm_latency: float  # clocks; looked up for kernels that wait for nothing else, else 0
     launch_s: float
     assumed: tuple[str, ...]
 
@@ -55,6 +57,7 @@ def rates(gpu: Gpu, algo: str, problem: Problem) -> Rates:
         l2_bytes=l2 / gpu.sm_count / clock,
         l2_latency=notes.value("l2_latency_clocks", L2_LATENCY_CLOCKS),
         hbm_bytes_s=_hbm_rate(gpu, notes),
+        hbm_latency=_hbm_latency(algo, notes),
         launch_s=notes.value("launch_s", LAUNCH_S),
         assumed=tuple(notes.sentences),
     )
@@ -89,6 +92,10 @@ def _clock(gpu: Gpu, wgmma: bool, notes: _Notes) -> float:
 
 def _hbm_rate(gpu: Gpu, notes: _Notes) -> float:
     return notes.value("hbm_bandwidth_measured", HBM_SHARE * gpu.hbm_bandwidth)
+
+
+def _hbm_latency(algo: str, notes: _Notes) -> float:
+    return notes.value("hbm_latency_clocks", HBM_LATENCY_CLOCKS) if algo == "v2_split" else 0.0
 
 
 def _matmul_rate(gpu: Gpu, algo: str, dtype: str, notes: _Notes) -> float:

@@ -138,6 +138,17 @@ def _mma_fwd(shape: _Shape, rates: Rates) -> Step:
     )
 
 
+def _split_fwd(shape: _Shape, rates: Rates) -> Step:
+    """Every warp reads its own keys of K and V, all of Q, and rescales an O of its own."""
+    step, rows = _mma_fwd(shape, rates), shape.tiles.warps - 1
+    reread = FP32_REREAD if shape.dtype == "fp32" else 1
+    again = rows * (shape.q_bytes - shape.kv_bytes * reread)  # against one warp's
+    rescaled = rows * shape.m * shape.dv / rates.lanes / _busy(shape)
+    q_once = shape.q_bytes * (shape.n // shape.tiles.step_kv - 1)
+    smem = step.smem + (again - q_once) / rates.smem_bytes
+    return replace(step, softmax=step.softmax + rescaled, smem=smem)
+
+
 def _v2_fwd(shape: _Shape, rates: Rates) -> Step:
     step = _mma_fwd(shape, rates)
     if shape.dtype == "fp32":
@@ -219,6 +230,7 @@ def _wgmma_bwd(shape: _Shape, rates: Rates) -> Step:
 _STEPS: dict[tuple[str, str], Callable[[_Shape, Rates], Step]] = {
     ("v1", "fwd"): _v1_fwd,
     ("v2", "fwd"): _v2_fwd,
+    ("v2_split", "fwd"): _split_fwd,
     ("v3", "fwd"): _wgmma_fwd,
     ("v1", "bwd"): _v1_bwd,
     ("v2", "bwd"): _v2_bwd,

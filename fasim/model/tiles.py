@@ -28,6 +28,7 @@ class Tiles:
     p_shared: Bools
     registers: Ints
     blocks_per_sm: Ints  # resident together; 1 until occupancy.py has judged the tile
+    splits: Ints  # parts of the keys; 1 until their count is known, and where nothing splits
 
     @classmethod
     def of(cls, tiles: Sequence[Tile]) -> Tiles:
@@ -40,6 +41,7 @@ class Tiles:
             p_shared=np.array([t.p_in == "shared" for t in tiles], dtype=np.bool_),
             registers=_ints(t.registers for t in tiles),
             blocks_per_sm=np.ones(len(tiles), dtype=np.int64),
+            splits=np.ones(len(tiles), dtype=np.int64),
         )
 
     def __len__(self) -> int:
@@ -65,6 +67,10 @@ class Tiles:
     def resident(self, blocks_per_sm: Ints) -> Tiles:
         """The same tiles with another residency."""
         return replace(self, blocks_per_sm=blocks_per_sm)
+
+    def split(self, splits: Ints) -> Tiles:
+        """The same tiles with the keys in other numbers of parts."""
+        return replace(self, splits=splits)
 
     def granted(self, registers: Ints) -> Tiles:
         """The same tiles with other register caps."""

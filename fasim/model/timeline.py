@@ -18,7 +18,7 @@ from fasim.model.footprint import Tensors
 from fasim.model.silicon import Rates, rates
 from fasim.model.steps import Step, step
 from fasim.model.tiles import Ints, Reals, Tiles, ceil_div
-from fasim.model.visits import visits
+from fasim.model.visits import packed_visits, visits
 from fasim.problem import Problem
 
 Law = Callable[[Any], Any]  # clocks of a step, by the blocks resident on its SM
@@ -87,7 +87,8 @@ def predict(
     if algo == "standard":
         return _standard(problem, gpu, pass_, tiles, speed)
     tiles = tiles.resident(np.maximum(blocks_per_sm, 1))
-    return _Flash(problem, gpu, algo, pass_, tiles, speed).times()
+    kind = _Split if algo == "v2_split" else _Flash
+    return kind(problem, gpu, algo, pass_, tiles, speed).times()
 
 
 class _Flash:
@@ -99,15 +100,19 @@ class _Flash:
         self.problem, self.tiles, self.speed = problem, tiles, speed
         self.algo, self.pass_, self.background = algo, pass_, gpu.cp_async
         self.step = step(problem, speed, algo, pass_, tiles)
-        self.seen = visits(problem, tiles.block_q, tiles.block_kv)
-        self.heads = problem.batch * problem.heads
+        self.seen, self.heads = self._seen()
         self.shared = problem.group if (algo, pass_) == ("v2", "bwd") else 1  # heads of a block
         self.issued = traffic.issued(problem, algo, pass_, tiles)
         self.dram = traffic.dram(problem, gpu, algo, pass_, tiles, tiles.blocks_per_sm)
 
+    def _seen(self) -> tuple[Any, int]:
+        """Visits of a head, and how many heads there are."""
+        seen = visits(self.problem, self.tiles.block_q, self.tiles.block_kv)
+        return seen, self.problem.batch * self.problem.heads
+
     def times(self) -> Times:
         aside = self._aside_s()
-        hbm = self.dram.total / self.speed.hbm_bytes_s
+        hbm = self._hbm_s()
         clocks = [self._clocks(law) for law in (self._likely, self._perfect, self._none)]
         likely, low, high = (c / self.speed.clock_hz for c in clocks)
         main = np.maximum(hbm - aside, 0)
@@ -118,6 +123,9 @@ class _Flash:
             launch + high + main,
             self._terms(hbm),
         )
+
+    def _hbm_s(self) -> Reals:
+        return np.asarray(self.dram.total / self.speed.hbm_bytes_s)
 
     def _launches(self) -> int:
         """A backward of V2 or V3 prepares D before and rounds dQ after its main kernel."""
@@ -266,6 +274,39 @@ class _Flash:
         latency = 2 * self.speed.l2_latency / self._independent(resident)
         visited = seen.steps + seen.blind
         return seen.steps * law(resident) + visited * latency + MMA_BLOCK_CLOCKS[self.pass_]
+
+
+class _Split(_Flash):
+    """V2 with split keys: what binds it are the keys' bytes and how many of them are on the way."""
+
+    def _seen(self) -> tuple[Any, int]:
+        return packed_visits(self.problem, self.tiles), self.problem.batch * self.problem.kv_heads
+
+    def _launches(self) -> int:
+        """The kernel and the one that combines its parts."""
+        return 2
+
+    def _aside_s(self) -> float:
+        return 0.0
+
+    def _blocks(self) -> Ints:
+        return np.asarray(self.heads * self.seen.q_tiles * self.tiles.splits)
+
+    def _hbm_s(self) -> Reals:
+        """Bytes over bandwidth, and the latency once each time all that fits on the way, a ring
+        less the slot in use for each resident block, has arrived."""
+        slots = np.minimum(self._blocks(), self.speed.sms * self.tiles.blocks_per_sm)
+        on_the_way = slots * (self.tiles.stages - 0.5) * self.step.fill_bytes
+        trips = self.dram.total / np.maximum(on_the_way, 1)
+        waits = trips * self.speed.hbm_latency / self.speed.clock_hz
+        return np.asarray(super()._hbm_s() + waits)
+
+    def _clocks(self, law: Law) -> Reals:
+        return self._waves(law, self._blocks())
+
+    def _block(self, law: Law, resident: Any, steps: Any = None) -> Any:
+        """Of a block with the longest share of the tiles."""
+        return super()._block(law, resident, ceil_div(self.seen.longest, self.tiles.splits))
 
 
 def _matmul(s: Step) -> Any:

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 
 from fasim.gpu import Gpu
-from fasim.model.footprint import Tensors
+from fasim.model.footprint import Tensors, parts_bytes
 from fasim.model.tiles import Ints, Tiles, ceil_div, padded
-from fasim.model.visits import Visits, visits
+from fasim.model.visits import Visits, packed_visits, visits
 from fasim.problem import Problem
 
 # Share of the L2 that a working set may fill and still be found there again.
@@ -60,6 +60,8 @@ def issued(problem: Problem, algo: str, pass_: str, tiles: Tiles) -> Bytes:
     """Bytes named by the kernels of one pass; arrays as long as ``tiles`` except for standard."""
     if algo == "standard":
         return _standard(problem, pass_)
+    if algo == "v2_split":
+        return _v2_split(problem, tiles)
     seen = visits(problem, tiles.block_q, tiles.block_kv)
     moved = _ISSUED[algo, pass_](problem, seen, tiles.block_q)
     if pass_ != "fwd":
@@ -139,6 +141,25 @@ def _v2_fwd(problem: Problem, seen: Visits, block_q: Ints) -> Bytes:
             "v": heads * seen.keys * p.head_dim_v * e,
         },
         {"o": heads * p.seq * p.head_dim_v * p.out_bytes, "lse": heads * p.seq * 4},
+    )
+
+
+def _v2_split(problem: Problem, tiles: Tiles) -> Bytes:
+    """Every split of a q tile reads its Q and leaves a part of each row, the keys are read once a
+    q tile, whoever reads them; the kernel that combines reads the maxima twice."""
+    p, e, seen = problem, problem.element_bytes, packed_visits(problem, tiles)
+    heads, rows = p.batch * p.kv_heads, p.batch * p.heads * p.seq
+    parts = rows * tiles.splits
+    written = {"o_part": parts * p.head_dim_v * 4, "m_part": parts * 4, "l_part": parts * 4}
+    return Bytes.by_tensor(
+        {
+            "q": parts * p.head_dim * e,
+            "k": heads * seen.keys * p.head_dim * e,
+            "v": heads * seen.keys * p.head_dim_v * e,
+            **written,
+            "m_part": 2 * parts * 4,
+        },
+        {**written, "o": rows * p.head_dim_v * p.out_bytes, "lse": rows * 4},
     )
 
 
@@ -246,6 +267,8 @@ def dram(
     asked = issued(problem, algo, pass_, tiles)
     if algo == "standard":
         return _standard_dram(problem, gpu, pass_, asked)
+    if algo == "v2_split":
+        return _split_dram(problem, gpu, tiles, asked)
     resident = gpu.sm_count * np.maximum(blocks_per_sm, 1)
     if algo == "v1":
         return _v1_dram(problem, gpu, pass_, asked, resident)
@@ -259,6 +282,14 @@ def _standard_dram(problem: Problem, gpu: Gpu, pass_: str, asked: Bytes) -> Byte
         return Bytes(asked.read, asked.write)
     hit_read, hit_write = {"fwd": (2, 2), "bwd": (4, 2)}[pass_]
     return Bytes(asked.read - hit_read * scores, asked.write - hit_write * scores)
+
+
+def _split_dram(problem: Problem, gpu: Gpu, tiles: Tiles, asked: Bytes) -> Bytes:
+    """The q tiles of a split walk its keys side by side, so those come once. The parts stay in the
+    L2 until they are combined, where they fit."""
+    least, parts = _least(problem, "fwd", asked), parts_bytes(problem, tiles.splits)
+    spilled = np.where(parts <= L2_SHARE * gpu.l2_bytes, 0, parts)
+    return Bytes(least.read + spilled, least.write + spilled)
 
 
 def _v1_dram(problem: Problem, gpu: Gpu, pass_: str, asked: Bytes, resident: Ints) -> Bytes:

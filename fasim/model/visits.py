@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fasim.model.tiles import Ints, ceil_div
+from fasim.model.tiles import Ints, Tiles, ceil_div
 from fasim.problem import Problem
 
 
@@ -35,6 +35,44 @@ class Visits:
     longest: Ints
     blind: Ints
     blind_rows: Ints
+
+
+@dataclass(frozen=True, kw_only=True)
+class PackedVisits:
+    """Counts of one K/V head whose query heads' rows are packed into q tiles, heads fastest; the
+    names mean what they mean in Visits."""
+
+    q_tiles: Ints
+    kv_tiles: Ints
+    steps: Ints
+    keys: Ints
+    longest: Ints
+
+
+def packed_visits(problem: Problem, tiles: Tiles) -> PackedVisits:
+    """Visited tiles of packed rows, under a full or causal mask, q tile by q tile: such kernels
+    have few of them."""
+    shapes = zip(tiles.block_q.tolist(), tiles.block_kv.tolist(), strict=True)
+    counts = np.array([_packed_counts(problem, m, n) for m, n in shapes], dtype=np.int64)
+    steps, keys, longest = counts.reshape(-1, 3).T
+    return PackedVisits(
+        q_tiles=np.asarray(ceil_div(problem.group * problem.seq, tiles.block_q)),
+        kv_tiles=np.asarray(ceil_div(problem.seq_kv, tiles.block_kv)),
+        steps=steps,
+        keys=keys,
+        longest=longest,
+    )
+
+
+def _packed_counts(problem: Problem, block_q: int, block_kv: int) -> tuple[int, int, int]:
+    """steps, keys and longest of one tile shape."""
+    rows = problem.group * problem.seq
+    last_rows = np.minimum(np.arange(0, rows, block_q) + block_q, rows) - 1
+    seen = last_rows // problem.group + 1 + problem.seq_kv - problem.seq
+    seen = np.clip(seen if problem.causal else problem.seq_kv + 0 * seen, 0, problem.seq_kv)
+    steps = ceil_div(seen, block_kv)
+    keys = np.minimum(steps * block_kv, problem.seq_kv)
+    return int(steps.sum()), int(keys.sum()), int(steps.max(initial=0))
 
 
 def visible_pairs(problem: Problem) -> int:

@@ -21,7 +21,7 @@ __device__ __forceinline__ float4 load_chunk(const float* tile, int row, int chu
 // s = Q K^T for the warp's rows and kStepKV keys.
 __device__ __forceinline__ void scores(Scores& s, const float* q_tile, const float* k_tile) {
   const int lane = threadIdx.x % 32;
-  const int row = threadIdx.x / 32 * kWarpRows + lane / 4;
+  const int row = $("" if kernel.splits else "threadIdx.x / 32 * kWarpRows + ")lane / 4;
   zero(s);
 #pragma unroll 1
   for (int chunk = 0; chunk < kD / 4; ++chunk) {

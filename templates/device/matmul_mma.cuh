@@ -9,7 +9,7 @@ constexpr int kDepthUnroll = kD > 128 ? 4 : 8;
 __device__ __forceinline__ void scores(Scores& s, const Element* q_tile, const Element* k_tile) {
   constexpr int kRowBytes = kD * int(sizeof(Element));
   const int lane = threadIdx.x % 32;
-  const int row = threadIdx.x / 32 * kWarpRows + lane % 16;
+  const int row = $("" if kernel.splits else "threadIdx.x / 32 * kWarpRows + ")lane % 16;
   const int key = lane / 16 * 8 + lane % 8;
   const u32 q_first = ptx::smem_address(chunk_at<kD>(q_tile, row, lane / 16));
   const u32 k_first = ptx::smem_address(chunk_at<kD>(k_tile, key, lane / 8 % 2));

@@ -18,6 +18,10 @@ __device__ __forceinline__ float log_sum_exp(float max, float sum, float scale_l
 }
 
 // The row of the tile that a thread's i-th row of fragments is.
+//% if kernel.splits
+__device__ __forceinline__ int tile_row(int i) { return 8 * i + threadIdx.x % 32 / 4; }
+//% else
 __device__ __forceinline__ int tile_row(int i) {
   return threadIdx.x / 32 * kWarpRows + 8 * i + threadIdx.x % 32 / 4;
 }
+//% endif

@@ -7,7 +7,11 @@ constexpr int kBlockKV = $(tile.block_kv);  // B_c: keys of one tile
 constexpr int kStepKV = $(tile.keys_per_step);  // keys whose scores fit the registers at once
 constexpr int kWarps = $(tile.warps);
 constexpr int kThreads = 32 * kWarps;
+//% if kernel.splits
+constexpr int kWarpRows = kBlockQ;  // every warp has all rows, and its own keys of each tile
+//% else
 constexpr int kWarpRows = kBlockQ / kWarps;  // a warp owns whole rows, so softmax stays inside it
+//% endif
 constexpr int kRowTiles = kWarpRows / 16;
 constexpr int kRegisters = $(tile.registers);  // of a thread: so many that as many blocks fit an SM as planned
 constexpr int kSmemBytes = $(plan.smem_bytes);
@@ -18,5 +22,10 @@ constexpr int kChunkElements = 16 / int(sizeof(Element));  // of the 16-byte uni
 constexpr float kInfinity = __builtin_huge_valf();
 constexpr float kLn2 = 0.693147180559945f;
 
+//% if kernel.splits
+static_assert(kRowTiles * 16 == kBlockQ, "whole 16-row tiles");
+static_assert(kStepKV * kWarps == kBlockKV, "every warp has as many keys of a tile");
+//% else
 static_assert(kRowTiles * 16 * kWarps == kBlockQ, "every warp owns whole 16-row tiles");
+//% endif
 static_assert(kBlockKV % kStepKV == 0 && kStepKV % 16 == 0, "whole 16-key matrix steps");

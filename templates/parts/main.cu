@@ -1,6 +1,6 @@
 #ifdef FASIM_MAIN
 // One launch on pseudo-random inputs, timed: enough to profile this file by itself.
-// usage: a.out [batch [heads [kv_heads [seq_q [seq_kv]]]]]
+// usage: a.out [batch [heads [kv_heads [seq_q [seq_kv$(" [splits]" if kernel.splits else "")]]]]]
 #include <cuda_runtime.h>
 
 #include <cstdio>
@@ -93,6 +93,13 @@ int main(int argc, char** argv) {
   float* m = device_array<float>(rows);
   float* l = device_array<float>(rows);
   const int grid = batch * heads;
+//% elif kernel.splits
+  const int row_blocks = (heads / kv_heads * seq_q + kBlockQ - 1) / kBlockQ;
+  const int splits = size(6, 32);
+  float* o_part = device_array<float>(rows * splits * kHeadDimV);
+  float* m_part = device_array<float>(rows * splits);
+  float* l_part = device_array<float>(rows * splits);
+  const int grid = batch * kv_heads * row_blocks * splits;
 //% else
   const int grid = batch * heads * ((seq_q + kBlockQ - 1) / kBlockQ);
 //% endif
@@ -105,6 +112,9 @@ int main(int argc, char** argv) {
   for (int run = 0; run < 2; ++run) {  // the second one counts
     cudaEventRecord(start);
     kernel<<<grid, kThreads, kSmemBytes>>>($(call(kernel)));
+//% if kernel.splits
+    $(kernel.stem)_combine<<<rows, 32>>>($(call(kernel, "    " ~ kernel.stem ~ "_combine<<<rows, 32>>>(")));
+//% endif
     cudaEventRecord(stop);
     cudaEventSynchronize(stop);
     cudaEventElapsedTime(&ms, start, stop);

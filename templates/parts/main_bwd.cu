@@ -63,7 +63,7 @@ int main(int argc, char** argv) {
   const auto launch = [&](auto entry, int grid, int smem_bytes) {
     // clang-format off
     entry<<<grid, kThreads, smem_bytes>>>(
-        $(call(kernel, 8)));
+        $(call(kernel, "        ")));
     // clang-format on
   };
   cudaEvent_t start, stop;

@@ -17,7 +17,7 @@ from fasim.plan import Plan
 from fasim.problem import Problem
 from fasim.render import render
 
-SAMPLE, WITH_OPTIONS, BACKWARD_SAMPLE, SEED = 200, 80, 60, 2026
+SAMPLE, WITH_OPTIONS, SPLIT_SAMPLE, BACKWARD_SAMPLE, SEED = 200, 80, 60, 60, 2026
 MOST_MEAN_EXCESS = 16  # registers promised above those used
 
 GPUS = ("a100-80gb", "a10", "3090", "4090", "l40s", "h100", "h200", "5090")
@@ -46,7 +46,7 @@ def draw_options(rng: random.Random) -> dict[str, Any]:
     }
 
 
-def draw(rng: random.Random, pass_: str = "fwd", options: bool = False) -> Plan | None:
+def draw(rng: random.Random, algos: tuple[str, ...], pass_: str, options: bool) -> Plan | None:
     """One legal tile of one random problem, any of them as likely."""
     head_dim = rng.choice(HEAD_DIMS)
     problem = Problem(
@@ -57,19 +57,21 @@ def draw(rng: random.Random, pass_: str = "fwd", options: bool = False) -> Plan 
         pass_=pass_,
         **(draw_options(rng) if options else {}),
     )
-    device, algo = gpu.load(rng.choice(GPUS)), rng.choice(("v1", "v2"))
-    algo = algo if pass_ == "fwd" else "v2"
+    device, algo = gpu.load(rng.choice(GPUS)), rng.choice(algos)
     tiles = planner.candidates(problem, device, algo, pass_)
     case = legality.Case.of(problem, device, algo, pass_, tiles)
     legal = np.flatnonzero(legality.legal(case))
     if not len(legal):
         return None
-    return planner.plan(problem, device, algo, tile=tiles.tile(int(rng.choice(list(legal))))).plan
+    tile = tiles.tile(int(rng.choice(list(legal))))
+    return planner.plan(problem, device, algo.removesuffix("_split"), tile=tile).plan
 
 
-def sample(count: int, seed: int, pass_: str = "fwd", options: bool = False) -> list[Plan]:
+def sample(
+    count: int, seed: int, *algos: str, pass_: str = "fwd", options: bool = False
+) -> list[Plan]:
     rng = random.Random(seed)
-    drawn = iter(lambda: draw(rng, pass_, options), object())
+    drawn = iter(lambda: draw(rng, algos or ("v1", "v2"), pass_, options), object())
     return list(islice((plan for plan in drawn if plan), count))
 
 
@@ -96,6 +98,17 @@ def test_accepted_plans_compile_as_promised() -> None:
 
 @pytest.mark.nvcc
 @pytest.mark.slow
+def test_accepted_plans_of_split_keys_compile_as_promised() -> None:
+    plans = sample(SPLIT_SAMPLE, SEED, "v2_split")
+    assert all(plan.kernel.splits for plan in plans)
+    with ThreadPoolExecutor(2) as pool:
+        built = list(pool.map(build, plans))
+    assert not list(filter(None, map(broken_promise, built)))
+    assert np.mean([each.excess for each in built]) <= MOST_MEAN_EXCESS
+
+
+@pytest.mark.nvcc
+@pytest.mark.slow
 def test_accepted_plans_with_options_compile_as_promised() -> None:
     with ThreadPoolExecutor(2) as pool:
         built = list(pool.map(build, sample(WITH_OPTIONS, SEED, options=True)))
@@ -106,5 +119,5 @@ def test_accepted_plans_with_options_compile_as_promised() -> None:
 @pytest.mark.slow
 def test_accepted_backward_plans_compile_as_promised() -> None:
     with ThreadPoolExecutor(2) as pool:
-        built = list(pool.map(build, sample(BACKWARD_SAMPLE, SEED, "bwd")))
+        built = list(pool.map(build, sample(BACKWARD_SAMPLE, SEED, "v2", pass_="bwd")))
     assert not list(filter(None, map(broken_promise, built)))

@@ -90,6 +90,7 @@ def test_a_backward_launch_has_three_kernels_and_reads_what_the_forward_left() -
         ({"softcap": True, "bias": "alibi"}, {}, "backward pass with a softcap and a bias"),
         ({"bias": "dense"}, {}, "backward pass with a bias"),
         ({"varlen": True}, {}, "backward pass with packed sequences"),
+        ({"splits": True, "pack_gqa": True}, {}, "backward pass of v2_split"),
         ({}, {"block_q": 48}, "block_q 48 is not whole steps of 32 queries"),
         ({}, {"block_kv": 96}, "block_kv 96 is not whole 16-key steps for each of 4 warps"),
         ({}, {"stages": 1}, "1 stages, but a backward pass with P in registers has 2"),
@@ -144,6 +145,9 @@ def test_malformed_plans_are_refused(data: Any) -> None:
     assert caught.value.hint
 
 
+OPTIONS = ({"mask": "window"}, {"softcap": True}, {"bias": "alibi"}, {"varlen": True})
+
+
 def edited(kernel: dict[str, Any], tile: dict[str, Any], **plan: Any) -> dict[str, Any]:
     document = PLAN.to_json() | plan
     document["kernel"] |= kernel
@@ -162,7 +166,16 @@ def edited(kernel: dict[str, Any], tile: dict[str, Any], **plan: Any) -> dict[st
         ({"mask": "prefix"}, {}, {}, "mask 'prefix'"),
         ({"bias": "rope"}, {}, {}, "bias 'rope'"),
         ({"bias": "dense", "varlen": True}, {}, {}, "varlen and a dense bias"),
-        ({"splits": True}, {}, {}, "splits True"),
+        ({"splits": True}, {}, {}, "only V2 splits keys"),
+        ({"pack_gqa": True}, {}, {}, "only V2 splits keys"),
+        ({"algo": "v1", "splits": True, "pack_gqa": True}, {}, {}, "only V2 splits keys"),
+        ({"splits": True, "pack_gqa": True}, {}, {}, "slots is 0"),
+        ({"splits": True, "pack_gqa": True}, {}, {"slots": 1}, "block_kv 64 is not 64 for each"),
+        ({"splits": True, "pack_gqa": True}, {"block_q": 24}, {"slots": 1}, "block_q 24"),
+        *(
+            ({"splits": True, "pack_gqa": True, **option}, {}, {}, "only plain attention")
+            for option in OPTIONS
+        ),
         ({"arch": "sm_80 -o /x"}, {}, {}, "arch 'sm_80 -o /x'"),
         ({"arch": "hopper"}, {}, {}, "arch 'hopper'"),
         ({}, {"warps": 0}, {}, "warps is 0"),

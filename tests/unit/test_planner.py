@@ -428,7 +428,7 @@ def test_json_has_the_documented_shape():
     document = json.loads(json.dumps(entry.to_json()))
     assert document["schema"] == "fasim.plan/1"
     assert set(document["gpu"]) == {"name", "arch"}
-    assert set(document["launch"]) == {"grid", "block", "smem_bytes", "arch"}
+    assert set(document["launch"]) == {"grid", "block", "smem_bytes", "splits", "arch"}
     assert {"smem_bytes", "registers_per_thread", "hbm_bytes", "fits", "max_seq"} == set(
         document["footprint"]
     )
