@@ -32,7 +32,7 @@
 //   from  65536   32768 bytes  V
 //
 // templates, with the first 8 digits of their sha256
-//   23a2d90d  device/copy.cuh
+//   cc1884ef  device/copy.cuh
 //   a88d316f  device/copy_plain.cuh
 //   26282f8e  device/fragments.cuh
 //   76c2f1b5  device/integers.cuh
@@ -66,7 +66,7 @@
 // "head_dim_v": 64, "heads": 16, "incoherent": false, "kv_heads": 16, "out_dtype": "fp16", "pass":
 // "fwd", "scale": 0.125, "scales": "tensor", "seq": 4096, "seq_kv": 4096, "softcap": 0.0, "varlen":
 // false, "window": [255, 255]}, "schema": "fasim.plan/1", "smem_bytes": 98304}
-// ---- the rest of the file has sha256 1140b820b3664f7e059c8bdbcaddcd2cdb616b4321a698a3bfb14d2ba8f773c8
+// ---- the rest of the file has sha256 de88306643f35a050bf51b707e9921b49f568a87d2242f1d0a86d509d2c33b4f
 // FlashAttention, forward, in the paper's order (Dao et al. 2022, algorithm 1).
 //
 // One thread block per head. The outer loop holds a tile of keys and values in shared memory; the
@@ -292,13 +292,14 @@ __device__ __forceinline__ void copy_tile(Element* tile, const Element* source, 
   constexpr int kRowStep = kThreads / kRowThreads, kColStep = kRowThreads * kElements;
   constexpr int kColSteps = (kCols + kColStep - 1) / kColStep;
   constexpr bool kEven = kCols == kValidCols && kCols % kColStep == 0 && kRows % kRowStep == 0;
+  constexpr bool kUnrolled = kEven && sizeof(Element) == 2;  // fp32 has no registers to spare
   const int first_col = threadIdx.x % kRowThreads * kElements;
   const int first_row = threadIdx.x / kRowThreads;
   source += first_row * stride + first_col;
   const auto at = [&](int row, int col) {
     return chunk_at<kCols, kSwizzled>(tile, row, col / kChunkElements) + col % kChunkElements;
   };
-  if (kEven && rows >= kRows) {
+  if (kUnrolled && rows >= kRows) {
 #pragma unroll
     for (int i = 0; i < kRows / kRowStep * kColSteps; ++i) {
       const int col = i % kColSteps * kColStep;

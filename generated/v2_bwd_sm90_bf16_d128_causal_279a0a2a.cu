@@ -49,7 +49,7 @@
 //   from 230400     512 bytes  L and D, slot 2
 //
 // templates, with the first 8 digits of their sha256
-//   23a2d90d  device/copy.cuh
+//   cc1884ef  device/copy.cuh
 //   0854f155  device/copy_async.cuh
 //   76c2f1b5  device/integers.cuh
 //   ac29ade8  device/matmul_bwd.cuh
@@ -82,7 +82,7 @@
 // "head_dim_v": 128, "heads": 32, "incoherent": false, "kv_heads": 8, "out_dtype": "bf16", "pass":
 // "bwd", "scale": 0.08838834764831843, "scales": "tensor", "seq": 8192, "seq_kv": 8192, "softcap":
 // 0.0, "varlen": false, "window": [-1, -1]}, "schema": "fasim.plan/1", "smem_bytes": 230912}
-// ---- the rest of the file has sha256 91aee30b3f4ef6213cde4104e65bbc29084d4af2566f6629986bb5d012152b27
+// ---- the rest of the file has sha256 e8eff4652a9bde648c83e7a0ca1e14f3a67825c42e17113cad8940e13d650730
 // FlashAttention-2, backward (Dao 2023, algorithm 2).
 //
 // Three kernels, launched one after the other with the same arguments:
@@ -368,13 +368,14 @@ __device__ __forceinline__ void copy_tile(Element* tile, const Element* source, 
   constexpr int kRowStep = kThreads / kRowThreads, kColStep = kRowThreads * kElements;
   constexpr int kColSteps = (kCols + kColStep - 1) / kColStep;
   constexpr bool kEven = kCols == kValidCols && kCols % kColStep == 0 && kRows % kRowStep == 0;
+  constexpr bool kUnrolled = kEven && sizeof(Element) == 2;  // fp32 has no registers to spare
   const int first_col = threadIdx.x % kRowThreads * kElements;
   const int first_row = threadIdx.x / kRowThreads;
   source += first_row * stride + first_col;
   const auto at = [&](int row, int col) {
     return chunk_at<kCols, kSwizzled>(tile, row, col / kChunkElements) + col % kChunkElements;
   };
-  if (kEven && rows >= kRows) {
+  if (kUnrolled && rows >= kRows) {
 #pragma unroll
     for (int i = 0; i < kRows / kRowStep * kColSteps; ++i) {
       const int col = i % kColSteps * kColStep;

@@ -44,7 +44,7 @@
 //   from  82432     512 bytes  L and D, slot 1
 //
 // templates, with the first 8 digits of their sha256
-//   23a2d90d  device/copy.cuh
+//   cc1884ef  device/copy.cuh
 //   0854f155  device/copy_async.cuh
 //   76c2f1b5  device/integers.cuh
 //   ac29ade8  device/matmul_bwd.cuh
@@ -78,7 +78,7 @@
 // "head_dim_v": 48, "heads": 16, "incoherent": false, "kv_heads": 16, "out_dtype": "fp16", "pass":
 // "bwd", "scale": 0.17407765595569785, "scales": "tensor", "seq": 1000, "seq_kv": 1000, "softcap":
 // 0.0, "varlen": false, "window": [-1, -1]}, "schema": "fasim.plan/1", "smem_bytes": 82944}
-// ---- the rest of the file has sha256 a3d638b616bed40fc5f37c5a8ca22ed34dbd6e71aadfd534494eb58335ba07b3
+// ---- the rest of the file has sha256 2bb6bbd9892d4673105c1ae24c1ac4106f559165fc04761c2c21b2c0130453aa
 // FlashAttention-2, backward (Dao 2023, algorithm 2).
 //
 // Three kernels, launched one after the other with the same arguments:
@@ -376,13 +376,14 @@ __device__ __forceinline__ void copy_tile(Element* tile, const Element* source, 
   constexpr int kRowStep = kThreads / kRowThreads, kColStep = kRowThreads * kElements;
   constexpr int kColSteps = (kCols + kColStep - 1) / kColStep;
   constexpr bool kEven = kCols == kValidCols && kCols % kColStep == 0 && kRows % kRowStep == 0;
+  constexpr bool kUnrolled = kEven && sizeof(Element) == 2;  // fp32 has no registers to spare
   const int first_col = threadIdx.x % kRowThreads * kElements;
   const int first_row = threadIdx.x / kRowThreads;
   source += first_row * stride + first_col;
   const auto at = [&](int row, int col) {
     return chunk_at<kCols, kSwizzled>(tile, row, col / kChunkElements) + col % kChunkElements;
   };
-  if (kEven && rows >= kRows) {
+  if (kUnrolled && rows >= kRows) {
 #pragma unroll
     for (int i = 0; i < kRows / kRowStep * kColSteps; ++i) {
       const int col = i % kColSteps * kColStep;

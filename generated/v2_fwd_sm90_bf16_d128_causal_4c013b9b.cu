@@ -27,7 +27,7 @@
 //   from  49152   16384 bytes  K and V, ring slot 1
 //
 // templates, with the first 8 digits of their sha256
-//   23a2d90d  device/copy.cuh
+//   cc1884ef  device/copy.cuh
 //   0854f155  device/copy_async.cuh
 //   74034a71  device/finish.cuh
 //   26282f8e  device/fragments.cuh
@@ -62,7 +62,7 @@
 // "head_dim_v": 128, "heads": 32, "incoherent": false, "kv_heads": 8, "out_dtype": "bf16", "pass":
 // "fwd", "scale": 0.08838834764831843, "scales": "tensor", "seq": 8192, "seq_kv": 8192, "softcap":
 // 0.0, "varlen": false, "window": [-1, -1]}, "schema": "fasim.plan/1", "smem_bytes": 65536}
-// ---- the rest of the file has sha256 999e6a50f7a7e7952e3303f3691e93905e8f5d3c720902e3353ed86021b91248
+// ---- the rest of the file has sha256 734eddfa09ce693c1a455c2da8b28a5fb66794dab282bcd77cccc7b847345055
 // FlashAttention-2, forward (Dao 2023, algorithm 1).
 //
 // One thread block per block of queries. It walks the keys and values once, from the last tile to
@@ -327,13 +327,14 @@ __device__ __forceinline__ void copy_tile(Element* tile, const Element* source, 
   constexpr int kRowStep = kThreads / kRowThreads, kColStep = kRowThreads * kElements;
   constexpr int kColSteps = (kCols + kColStep - 1) / kColStep;
   constexpr bool kEven = kCols == kValidCols && kCols % kColStep == 0 && kRows % kRowStep == 0;
+  constexpr bool kUnrolled = kEven && sizeof(Element) == 2;  // fp32 has no registers to spare
   const int first_col = threadIdx.x % kRowThreads * kElements;
   const int first_row = threadIdx.x / kRowThreads;
   source += first_row * stride + first_col;
   const auto at = [&](int row, int col) {
     return chunk_at<kCols, kSwizzled>(tile, row, col / kChunkElements) + col % kChunkElements;
   };
-  if (kEven && rows >= kRows) {
+  if (kUnrolled && rows >= kRows) {
 #pragma unroll
     for (int i = 0; i < kRows / kRowStep * kColSteps; ++i) {
       const int col = i % kColSteps * kColStep;

@@ -37,7 +37,7 @@
 //
 // templates, with the first 8 digits of their sha256
 //   a8be177c  device/combine.cuh
-//   23a2d90d  device/copy.cuh
+//   cc1884ef  device/copy.cuh
 //   0854f155  device/copy_async.cuh
 //   b145b0f2  device/copy_packed.cuh
 //   26282f8e  device/fragments.cuh
@@ -73,7 +73,7 @@
 // "fwd", "scale": 0.08838834764831843, "scales": "tensor", "seq": 1, "seq_kv": 32768, "softcap":
 // 0.0, "varlen": false, "window": [-1, -1]}, "schema": "fasim.plan/1", "slots": 264, "smem_bytes":
 // 102400}
-// ---- the rest of the file has sha256 fe0d11f03048f4d00fb5f223fb8ff640d1f167c4edc473ffe0509b805f056469
+// ---- the rest of the file has sha256 e31717b9669b50462e84b83012b81dce4b399826562292b183d14b197fc36160
 // FlashAttention-2, forward, for few queries against many keys: split keys (Flash-Decoding, Dao,
 // Haziza, Massa and Sizov 2023).
 //
@@ -342,13 +342,14 @@ __device__ __forceinline__ void copy_tile(Element* tile, const Element* source, 
   constexpr int kRowStep = kThreads / kRowThreads, kColStep = kRowThreads * kElements;
   constexpr int kColSteps = (kCols + kColStep - 1) / kColStep;
   constexpr bool kEven = kCols == kValidCols && kCols % kColStep == 0 && kRows % kRowStep == 0;
+  constexpr bool kUnrolled = kEven && sizeof(Element) == 2;  // fp32 has no registers to spare
   const int first_col = threadIdx.x % kRowThreads * kElements;
   const int first_row = threadIdx.x / kRowThreads;
   source += first_row * stride + first_col;
   const auto at = [&](int row, int col) {
     return chunk_at<kCols, kSwizzled>(tile, row, col / kChunkElements) + col % kChunkElements;
   };
-  if (kEven && rows >= kRows) {
+  if (kUnrolled && rows >= kRows) {
 #pragma unroll
     for (int i = 0; i < kRows / kRowStep * kColSteps; ++i) {
       const int col = i % kColSteps * kColStep;

@@ -27,7 +27,7 @@
 //   from  49152   16384 bytes  K and V, ring slot 1
 //
 // templates, with the first 8 digits of their sha256
-//   23a2d90d  device/copy.cuh
+//   cc1884ef  device/copy.cuh
 //   0854f155  device/copy_async.cuh
 //   74034a71  device/finish.cuh
 //   26282f8e  device/fragments.cuh
@@ -59,7 +59,7 @@
 // "head_dim_v": 64, "heads": 16, "incoherent": false, "kv_heads": 16, "out_dtype": "fp32", "pass":
 // "fwd", "scale": 0.125, "scales": "tensor", "seq": 4096, "seq_kv": 4096, "softcap": 0.0, "varlen":
 // false, "window": [-1, -1]}, "schema": "fasim.plan/1", "smem_bytes": 65536}
-// ---- the rest of the file has sha256 43d3194c7a51b10a68ea5946c37ada22cddb43c2f94d7778ed5239138d7e79eb
+// ---- the rest of the file has sha256 c30b5852becf03914465d60e0ea1648bc2f9cbabcbaec0fd1dfc247cec37c645
 // FlashAttention-2, forward (Dao 2023, algorithm 1).
 //
 // One thread block per block of queries. It walks the keys and values once, from the last tile to
@@ -271,13 +271,14 @@ __device__ __forceinline__ void copy_tile(Element* tile, const Element* source, 
   constexpr int kRowStep = kThreads / kRowThreads, kColStep = kRowThreads * kElements;
   constexpr int kColSteps = (kCols + kColStep - 1) / kColStep;
   constexpr bool kEven = kCols == kValidCols && kCols % kColStep == 0 && kRows % kRowStep == 0;
+  constexpr bool kUnrolled = kEven && sizeof(Element) == 2;  // fp32 has no registers to spare
   const int first_col = threadIdx.x % kRowThreads * kElements;
   const int first_row = threadIdx.x / kRowThreads;
   source += first_row * stride + first_col;
   const auto at = [&](int row, int col) {
     return chunk_at<kCols, kSwizzled>(tile, row, col / kChunkElements) + col % kChunkElements;
   };
-  if (kEven && rows >= kRows) {
+  if (kUnrolled && rows >= kRows) {
 #pragma unroll
     for (int i = 0; i < kRows / kRowStep * kColSteps; ++i) {
       const int col = i % kColSteps * kColStep;

@@ -38,6 +38,7 @@ SMALL_BLOCK_REGISTERS = 20
 WIDE_REGISTERS, SCORES_PER_LIMIT = 8, 16
 FP32_REGISTERS = 28  # wider fragments, the weights of four keys
 MANY_SCORES, SCORES_PER_LOAD = 128, 2
+MOST_LAZY_SCORES, LAZY_REGISTERS = 112, 8
 # What the options of the scores keep besides: limits, factors, addresses, values on their way.
 OPTION_REGISTERS = {"window": 12, "softcap": 4, "ALiBi": 8, "dense bias": 24, "sequences": 8}
 # What the compiler uses when it may, to have more loads in flight: fitted to nvcc 13.0.
@@ -175,6 +176,12 @@ def _v2_split_registers(problem: Problem, tiles: Tiles) -> Ints:
     return _mma_fwd_registers(problem, _with_all_rows(tiles)) + SPLIT_REGISTERS[problem.dtype]
 
 
+def _v2_fwd_registers(problem: Problem, tiles: Tiles) -> Ints:
+    """In 16 bits weights lie beside their scores until no row has to move its reference."""
+    beside = (_scores(tiles) > MOST_LAZY_SCORES) & (problem.dtype != "fp32")
+    return np.asarray(_mma_fwd_registers(problem, tiles) + LAZY_REGISTERS * beside)
+
+
 def _special(problem: Problem, tiles: Tiles) -> Ints:
     """What masks, long rows, deep rings and small blocks add."""
     longest, scores = max(problem.head_dim, problem.head_dim_v), _scores(tiles)
@@ -266,7 +273,7 @@ _SMEM: dict[tuple[str, str], _Count] = {
 }
 _REGISTERS: dict[tuple[str, str], _Count] = {
     ("v1", "fwd"): _v1_fwd_registers,
-    ("v2", "fwd"): _mma_fwd_registers,
+    ("v2", "fwd"): _v2_fwd_registers,
     ("v2_split", "fwd"): _v2_split_registers,
     ("v3", "fwd"): _v3_fwd_registers,
     ("v1", "bwd"): _v1_bwd_registers,

@@ -171,7 +171,7 @@ class _Flash:
         return np.maximum(shown + lone + sync, s.longest)
 
     def _shows(self) -> tuple[float, float, float]:
-        """Shares of products and reads, of softmax, and of all in a lone block, that show."""
+        """Shares of products and reads, and of softmax, that show; of all in a lone block."""
         if self.problem.dtype == "fp32":
             return FP32_PIPES_SHOW, SOFTMAX_SHOWS, LONE_SHOWS
         if self.algo == "v2":

@@ -38,8 +38,9 @@ def fa2_benchmark(head_dim, seq=2048, **more):
 
 
 def test_a100_head_dim_64():
-    """128x128 with 4 warps is best; FA2 loses about 18 % with 8 warps, 27 % with 64x256."""
-    tiles = t(128, 128, 4), t(128, 128, 8), t(64, 256, 4)
+    """FA2's 128x128 (here what the registers allow of it) with 4 warps is best; 8 warps cost it
+    about 18 %, 64x256 27 %."""
+    tiles = t(128, 112, 4), t(128, 112, 8), t(64, 256, 4)
     best, eight, wide = seconds("a100-80gb", fa2_benchmark(64), *tiles)
     assert best / eight < 0.88
     assert 0.65 < best / wide < 0.85
@@ -71,7 +72,7 @@ def test_two_small_blocks_beat_a_large_one_on_sm_86():
 @pytest.mark.parametrize(
     ("gpu", "head_dim", "tile", "measured"),
     [
-        ("h200", 64, t(128, 128, 4), 289),  # FA2 in torch 2.11 on one H200, seq 4096
+        ("h200", 64, t(128, 112, 4), 289),  # FA2 in torch 2.11 on one H200, seq 4096
         ("h200", 128, t(128, 64, 4), 337),
         ("h200", 256, t(64, 64, 4), 320),
     ],
@@ -125,7 +126,7 @@ def test_causal_costs_half_of_full_when_long():
 def test_v1_leaves_most_sms_idle_when_heads_are_few():
     problem = Problem(heads=16, seq=8192, head_dim=64)
     v1 = seconds("a100-80gb", problem, Tile(block_q=128, block_kv=256, step_kv=64), algo="v1")
-    v2 = seconds("a100-80gb", problem, t(128, 128, 4))
+    v2 = seconds("a100-80gb", problem, t(128, 112, 4))
     assert v1[0] > 4 * v2[0]
 
 
