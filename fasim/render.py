@@ -279,9 +279,10 @@ def head_rows(kernel: KernelSpec) -> str:
 
 
 def warp_sees(kernel: KernelSpec) -> str:
-    """Whether a row of the warp sees a key of a tile."""
+    """Whether a row of the warp sees a key of a tile; fp32 has no registers to skip the others."""
     window = kernel.mask == "window"
-    return "key < warp_keys && key + kBlockKV > warp_first" if window else "key < warp_keys"
+    sees = "key < warp_keys && key + kBlockKV > warp_first" if window else "key < warp_keys"
+    return f"sizeof(Element) == 4 || ({sees})" if kernel.dtype == "fp32" else sees
 
 
 def last_tile(kernel: KernelSpec) -> str:

@@ -59,7 +59,7 @@
 // "head_dim_v": 64, "heads": 16, "incoherent": false, "kv_heads": 16, "out_dtype": "fp32", "pass":
 // "fwd", "scale": 0.125, "scales": "tensor", "seq": 4096, "seq_kv": 4096, "softcap": 0.0, "varlen":
 // false, "window": [-1, -1]}, "schema": "fasim.plan/1", "smem_bytes": 65536}
-// ---- the rest of the file has sha256 c30b5852becf03914465d60e0ea1648bc2f9cbabcbaec0fd1dfc247cec37c645
+// ---- the rest of the file has sha256 0c1295b6d81b492256008364e7e7a1ce88d585730f3679d968f54cdc907b8193
 // FlashAttention-2, forward (Dao 2023, algorithm 1).
 //
 // One thread block per block of queries. It walks the keys and values once, from the last tile to
@@ -611,7 +611,7 @@ v2_fwd_sm90_fp32_d64_causal_c48e90f5(
   const int warp_keys = warp_query < seq_q ? visible_keys(warp_last, seq_q, seq_kv) : 0;
   for (int j = 0; j < kv_tiles; ++j) {
     const int key = (kv_tiles - 1 - j) * kBlockKV;
-    const bool sees = key < warp_keys;  // the warp, of the tile
+    const bool sees = sizeof(Element) == 4 || (key < warp_keys);  // the warp, of the tile
     advance(2 * j);
     if (sees) {
       scores(s, q_tile, slot(2 * j));

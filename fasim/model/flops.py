@@ -36,6 +36,6 @@ def executed(problem: Problem, algo: str, pass_: str, tiles: Tiles) -> Ints:
     if algo == "v2_split":
         steps = packed_visits(problem, tiles).steps
         return heads // problem.group * per_pair * steps * tiles.block_q * tiles.block_kv
-    rows = tiles.rows_per_warp if (algo, pass_) == ("v2", "fwd") else tiles.block_q
+    rows = tiles.rows_apart(algo, problem.dtype) if pass_ == "fwd" else tiles.block_q
     steps = visits(problem, rows, tiles.step_kv).steps
     return heads * per_pair * steps * rows * tiles.step_kv

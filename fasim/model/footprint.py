@@ -38,7 +38,7 @@ SMALL_BLOCK_REGISTERS = 20
 WIDE_REGISTERS, SCORES_PER_LIMIT = 8, 16
 FP32_REGISTERS = 28  # wider fragments, the weights of four keys
 MANY_SCORES, SCORES_PER_LOAD = 128, 2
-MOST_LAZY_SCORES, LAZY_REGISTERS = 112, 8
+MOST_LAZY_SCORES, LAZY_REGISTERS = 112, 24
 # What the options of the scores keep besides: limits, factors, addresses, values on their way.
 OPTION_REGISTERS = {"window": 12, "softcap": 4, "ALiBi": 8, "dense bias": 24, "sequences": 8}
 # What the compiler uses when it may, to have more loads in flight: fitted to nvcc 13.0.

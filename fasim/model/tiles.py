@@ -86,6 +86,10 @@ class Tiles:
         """Warps of a backward pass that share keys: two where P goes through shared memory."""
         return np.where(self.p_shared, 2, 1)
 
+    def rows_apart(self, algo: str, dtype: str) -> Ints:
+        """Rows that skip forward what none of them sees: a warp's of V2 in 16 bits, else a tile."""
+        return self.rows_per_warp if (algo, dtype != "fp32") == ("v2", True) else self.block_q
+
     @property
     def rows_per_warp(self) -> Ints:
         return self.block_q // self.warps

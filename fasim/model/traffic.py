@@ -81,7 +81,7 @@ def _option_reads(problem: Problem, algo: str, tiles: Tiles) -> dict[str, Any]:
     if p.bias == "alibi":
         reads["slopes"] = 4 * threads
     if p.dense:
-        rows = tiles.block_q if algo == "v1" else tiles.rows_per_warp
+        rows = tiles.rows_apart(algo, p.dtype)
         reads["bias"] = heads * visits(problem, rows, tiles.step_kv).pairs * p.bias_bytes
     if p.varlen:
         reads |= {"cu_seqlens_q": 8 * threads, "cu_seqlens_k": 8 * threads}
