@@ -38,7 +38,8 @@ SMALL_BLOCK_REGISTERS = 20
 WIDE_REGISTERS, SCORES_PER_LIMIT = 8, 16
 FP32_REGISTERS = 28  # wider fragments, the weights of four keys
 MANY_SCORES, SCORES_PER_LOAD = 128, 2
-MOST_LAZY_SCORES, LAZY_REGISTERS = 112, 24
+# Lazy weights: beyond so many scores, or values held at once, ptxas spills some of these.
+MOST_LAZY_SCORES, MOST_HELD, LAZY_REGISTERS = 112, 208, 32
 # What the options of the scores keep besides: limits, factors, addresses, values on their way.
 OPTION_REGISTERS = {"window": 12, "softcap": 4, "ALiBi": 8, "dense bias": 24, "sequences": 8}
 # What the compiler uses when it may, to have more loads in flight: fitted to nvcc 13.0.
@@ -178,8 +179,10 @@ def _v2_split_registers(problem: Problem, tiles: Tiles) -> Ints:
 
 def _v2_fwd_registers(problem: Problem, tiles: Tiles) -> Ints:
     """In 16 bits weights lie beside their scores until no row has to move its reference."""
-    beside = (_scores(tiles) > MOST_LAZY_SCORES) & (problem.dtype != "fp32")
-    return np.asarray(_mma_fwd_registers(problem, tiles) + LAZY_REGISTERS * beside)
+    held = _accumulators(problem, tiles) + tiles.step_kv // 4  # the weights of 16 rows
+    crowded = (_scores(tiles) > MOST_LAZY_SCORES) | (held > MOST_HELD)
+    needed = _mma_fwd_registers(problem, tiles) + LAZY_REGISTERS * crowded
+    return np.asarray(needed if problem.dtype != "fp32" else _mma_fwd_registers(problem, tiles))
 
 
 def _special(problem: Problem, tiles: Tiles) -> Ints:
