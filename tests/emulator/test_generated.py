@@ -12,7 +12,7 @@ from fasim.runners.emulator import EmulatorRunner
 
 pytestmark = pytest.mark.emulator
 
-EXAMPLES = 2  # of each property and seed
+EXAMPLES = 1  # of each property and seed
 
 each_plan = pytest.mark.parametrize("plan", catalogue.plans(), ids=lambda plan: plan.kernel.stem)
 

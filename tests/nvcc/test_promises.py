@@ -17,7 +17,7 @@ from fasim.plan import Plan
 from fasim.problem import Problem
 from fasim.render import render
 
-SAMPLE, WITH_OPTIONS, SPLIT_SAMPLE, BACKWARD_SAMPLE, SEED = 200, 80, 60, 60, 2026
+SAMPLE, WITH_OPTIONS, SPLIT_SAMPLE, BACKWARD_SAMPLE, SEED = 120, 40, 30, 30, 2026
 MOST_MEAN_EXCESS = 16  # registers promised above those used
 
 GPUS = ("a100-80gb", "a10", "3090", "4090", "l40s", "h100", "h200", "5090")
