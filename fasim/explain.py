@@ -414,6 +414,12 @@ def _special_registers(case: _Case) -> Iterator[Part]:
     yield Part("places in the ring", f"{tile.stages} stages", ring)
 
 
+def _v2_fwd_registers(case: _Case) -> Iterator[Part]:
+    yield from _mma_fwd_registers(case)
+    if crowd := int(footprint.lazy_registers(case.problem, case.tiles)[0]):
+        yield Part("weights beside their scores", f"more than {footprint.MOST_HELD} values", crowd)
+
+
 def _split_registers(case: _Case) -> Iterator[Part]:
     """V2's parts, and those of packed rows."""
     yield from _mma_fwd_registers(case)
@@ -477,7 +483,7 @@ def _v2_bwd_registers(case: _Case) -> Iterator[Part]:
 
 _REGISTERS: dict[tuple[str, str], Callable[[_Case], Iterator[Part]]] = {
     ("v1", "fwd"): _v1_fwd_registers,
-    ("v2", "fwd"): _mma_fwd_registers,
+    ("v2", "fwd"): _v2_fwd_registers,
     ("v2_split", "fwd"): _split_registers,
     ("v3", "fwd"): _v3_fwd_registers,
     ("v1", "bwd"): _bwd_registers,

@@ -179,10 +179,14 @@ def _v2_split_registers(problem: Problem, tiles: Tiles) -> Ints:
 
 def _v2_fwd_registers(problem: Problem, tiles: Tiles) -> Ints:
     """In 16 bits weights lie beside their scores until no row has to move its reference."""
+    return np.asarray(_mma_fwd_registers(problem, tiles) + lazy_registers(problem, tiles))
+
+
+def lazy_registers(problem: Problem, tiles: Tiles) -> Ints:
+    """What keeps tiles away whose lazy weights would not fit beside the rest; 0 for all others."""
     held = _accumulators(problem, tiles) + tiles.step_kv // 4  # the weights of 16 rows
     crowded = (_scores(tiles) > MOST_LAZY_SCORES) | (held > MOST_HELD)
-    needed = _mma_fwd_registers(problem, tiles) + LAZY_REGISTERS * crowded
-    return np.asarray(needed if problem.dtype != "fp32" else _mma_fwd_registers(problem, tiles))
+    return np.asarray(LAZY_REGISTERS * crowded * (problem.dtype != "fp32"))
 
 
 def _special(problem: Problem, tiles: Tiles) -> Ints:

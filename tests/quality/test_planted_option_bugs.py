@@ -88,10 +88,10 @@ def kernel_of(name: str) -> Kernel:
     return render(plan)
 
 
-FINISH = "    finish_scores(s, terms);\n"
-MASK = """    if (key + kBlockKV > visible_keys(warp_query, seq_q, seq_kv)) {
-      mask_scores(s, warp_query, key, seq_q, seq_kv);
-    }
+FINISH = "      finish_scores(s, terms);\n"
+MASK = """      if (key + kBlockKV > visible_keys(warp_query, seq_q, seq_kv)) {
+        mask_scores(s, warp_query, key, seq_q, seq_kv);
+      }
 """
 BUGS = (
     Bug(
