@@ -621,10 +621,8 @@ VALUES = (
     Bug(
         "a guard against exponents far below 0 hides NaN",
         "v2 bf16 causal",
-        "const float x = ptx::ex2(fmaf(s[n][2 * half], scale_log2, -shift[half]));\n"
-        "    const float y = ptx::ex2(fmaf(s[n][2 * half + 1], scale_log2, -shift[half]));",
-        "const float x = fmaxf(ptx::ex2(fmaf(s[n][2 * half], scale_log2, -shift[half])), 0.f);\n"
-        "    const float y = fmaxf(ptx::ex2(fmaf(s[n][2 * half + 1], scale_log2, -shift[half])), 0.f);",
+        POWERS,
+        POWERS.replace("ptx::ex2(", "fmaxf(0.f, ptx::ex2(").replace("]));", "])));"),
         "nan_stays_in_its_row",
     ),
     Bug(
@@ -695,4 +693,6 @@ VALUES = (
     ),
 )
 
+POWERS = """const float x = ptx::ex2(fmaf(s[n][2 * half], scale_log2, -shift[half]));
+    const float y = ptx::ex2(fmaf(s[n][2 * half + 1], scale_log2, -shift[half]));"""
 BUGS = (*ORDER, *MEMORY, *VALUES)
