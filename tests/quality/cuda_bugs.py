@@ -33,6 +33,8 @@ PLANS: dict[str, tuple[str, Tile, Problem]] = {
     "v1 fp32 full": ("v1", STEPPED, Problem(head_dim=32, dtype="fp32")),
 }
 
+POWERS = """const float x = ptx::ex2(fmaf(s[n][2 * half], scale_log2, -shift[half]));
+    const float y = ptx::ex2(fmaf(s[n][2 * half + 1], scale_log2, -shift[half]));"""
 USUAL = Case(heads=2, kv_heads=1, seq=40, seq_kv=50)
 ONE_HEAD = replace(USUAL, heads=1)
 AMID_NAN = replace(ONE_HEAD, layout="padded")  # what lies past a row or the last one is no tensor's
@@ -693,6 +695,4 @@ VALUES = (
     ),
 )
 
-POWERS = """const float x = ptx::ex2(fmaf(s[n][2 * half], scale_log2, -shift[half]));
-    const float y = ptx::ex2(fmaf(s[n][2 * half + 1], scale_log2, -shift[half]));"""
 BUGS = (*ORDER, *MEMORY, *VALUES)
