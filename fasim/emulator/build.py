@@ -139,9 +139,27 @@ def _build(cxx: Cxx, text: Text, entry: Entry, folder: Path) -> Facts:
 
 
 def _unit(text: Text) -> str:
-    """What is compiled: the file, and an entry for each of its kernels."""
+    """What is compiled: the file, an entry for each of its kernels, and their shared memory.
+
+    That lies at a multiple of 1024 bytes if the file declares it so, else, as on a device with
+    static variables before it, only at one of 128. Nothing lies in the KB before it.
+    """
     entries = dict.fromkeys((text.stem, *_KERNEL.findall(text.source)))
-    return "".join(['#include "kernel.cu"\n', *(f"FASIM_KERNEL({entry})\n" for entry in entries)])
+    declared = (int(n) for n in _DECLARED.findall(text.source))
+    aligned = max(declared, default=0) >= MOST_ALIGNED
+    skipped = MOST_ALIGNED + (0 if aligned else DECLARED_LEAST)
+    return "\n".join(
+        [
+            '#include "kernel.cu"',
+            *(f"FASIM_KERNEL({entry})" for entry in entries),
+            f"FASIM_SHARED_MEMORY({MOST_ALIGNED}, {skipped}, {MOST_SHARED})\n",
+        ]
+    )
+
+
+MOST_SHARED = 227 << 10  # of a block, on any GPU so far
+MOST_ALIGNED, DECLARED_LEAST = 1024, 128
+_DECLARED = re.compile(r"extern __shared__ __align__\((\d+)\)")
 
 
 _KERNEL = re.compile(r'^extern "C" __global__ [^{]*?\b(\w+)\([^()]*\) \{', re.MULTILINE)

@@ -12,7 +12,7 @@ import pytest
 from cases import CASES, Array, Bound, Case, bits
 from record import RESULTS, cubin
 
-from fasim.emulator.program import Program
+from fasim.emulator.program import Mapped, Program
 from fasim.runners.emulator import available
 from fasim.toolchain import find_nvcc
 
@@ -26,8 +26,12 @@ emulated_only = pytest.mark.skipif(bool(available()), reason=available() or "")
 @cache
 def emulated(name: str) -> dict[str, Array]:
     case, arrays = BY_NAME[name], BY_NAME[name].arrays()
+    maps = {
+        key: Mapped(arrays[key], boxes.map(arrays[key], arrays[key].ctypes.data))
+        for key, boxes in case.maps.items()
+    }
     Program.load(case.source, case.kernel).launch(
-        arrays,
+        {**arrays, **maps},
         outputs=case.expected,
         initialised=case.initial,
         grid=case.grid,
@@ -75,7 +79,7 @@ def test_results_belong_to_these_sources_and_inputs(case: Case) -> None:
 @pytest.mark.nvcc
 @pytest.mark.parametrize("case", BY_SOURCE.values(), ids=lambda case: case.name)
 def test_compiles_without_a_warning(case: Case) -> None:
-    assert cubin(case, find_nvcc(), "sm_90").startswith(b"\x7fELF")
+    assert cubin(case, find_nvcc(), "sm_90a").startswith(b"\x7fELF")
 
 
 # ---- the comparison itself ----------------------------------------------------------------------
