@@ -152,13 +152,14 @@ def placed(formats: Sequence[str], offsets: Sequence[int]) -> tuple[list[str], l
     places in the new list where those gaps stand."""
     result, gaps = list[str](), list[int]()
     for form, offset in zip(formats, offsets, strict=True):
-        here = struct.calcsize("".join(result))
-        if here + -here % _alignment(form) != offset:
-            gaps.append(len(result))
-            result.append(f"{offset - here}s")
-        result.append(form)
-        if struct.calcsize("".join(result)) - struct.calcsize(form) != offset:
+        end, align = struct.calcsize("".join(result)), _alignment(form)
+        here = end + -end % align
+        if offset < here or offset % align:
             raise UsageError(f"a parameter {form} cannot be placed at offset {offset}")
+        if offset > here:
+            gaps.append(len(result))
+            result.append(f"{offset - end}s")
+        result.append(form)
     return result, gaps
 
 

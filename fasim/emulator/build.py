@@ -73,20 +73,29 @@ def build_kernel(kernel: Kernel) -> Path:
 def lines(library: Path, offsets: Iterable[int]) -> dict[int, int]:
     """The line of kernel.cu for each return address, an offset in the library.
 
-    Code inlined from a header counts as the line that called it. Offsets without a line are left
-    out; all are where the machine has no addr2line.
+    Code inlined from a header, or from a function that only waits, counts as the line that called
+    it. Offsets without a line are left out; all are where the machine has no addr2line.
     """
     tool, wanted = find_addr2line(), sorted(set(offsets))
     if not tool or not wanted:
         return {}
     calls = [hex(offset - 1) for offset in wanted]  # the call itself lies before
-    _, text = run([str(tool), "-a", "-i", "-e", str(library), *calls])
+    _, text = run([str(tool), "-a", "-f", "-C", "-i", "-e", str(library), *calls])
     frames = re.split(r"^0x[0-9a-f]+\n", text, flags=re.MULTILINE)[1:]
-    found = zip(wanted, map(_KERNEL_LINE.search, frames), strict=True)
-    return {offset: int(line[1]) for offset, line in found if line}
+    found = zip(wanted, map(_line, frames), strict=True)
+    return {offset: line for offset, line in found if line}
 
 
-_KERNEL_LINE = re.compile(r"\bkernel\.cu:(\d+)")
+def _line(frames: str) -> int:
+    """The kernel's line in what addr2line says of one address, from the inside out; 0 for none."""
+    inside = _KERNEL_LINE.findall(frames)
+    outside = [line for function, line in inside if function != "wait"] or [
+        line for _, line in inside
+    ]
+    return int(outside[0]) if outside else 0
+
+
+_KERNEL_LINE = re.compile(r"^(\w+).*\n.*\bkernel\.cu:(\d+)", re.MULTILINE)
 
 
 # ---- building -----------------------------------------------------------------------------------

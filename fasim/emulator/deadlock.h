@@ -50,10 +50,9 @@ class Worker::Deadlock {
     for (const u32 some : mbarrier.lanes) lanes |= some;
     if (!lanes) return;
     place_ = mbarrier.wait_place;
-    say("the mbarrier at [[shared+%zu]] (initialised @%08x) is in phase %u, parity %u, and misses "
-        "%u of %u arrivals and %lld bytes, awaited @%08x",
-        mbarrier.offset - worker_.dynamic_, mbarrier.place, mbarrier.phase, mbarrier.phase & 1,
-        mbarrier.pending, mbarrier.count, static_cast<long long>(mbarrier.bytes), place_);
+    say("%s is in phase %u, parity %u, and misses %u of %u arrivals and %lld bytes, awaited @%08x",
+        worker_.name(mbarrier).text, mbarrier.phase, mbarrier.phase & 1, mbarrier.pending,
+        mbarrier.count, static_cast<long long>(mbarrier.bytes), place_);
     say_warps(mbarrier.lanes);
     say("; ");
     if (!mbarrier.pending) rule_ = "transaction mismatch";
@@ -62,8 +61,11 @@ class Worker::Deadlock {
   void warpgroup(u32 index, const Warpgroup& group) {
     if (!group.arrived) return;
     place_ = group.place;
-    say("only warps %x (a mask) of warpgroup %u are at the product @%08x; ", group.arrived, index,
-        place_);
+    say("of warpgroup %u only", index);
+    for (u32 w = 0; w < 4; ++w) {
+      if (group.arrived >> w & 1) say(" warp %u", 4 * index + w);
+    }
+    say(" came to the product @%08x; ", place_);
   }
 
   void lanes(const Warp& warp) {

@@ -133,6 +133,8 @@ struct Launch {
   bool stopped() const { return failed.load(std::memory_order_relaxed) || *request.stop; }
 };
 
+u32 place_of(const void* pc);  // of an address in the kernel's code
+
 class Worker {
  public:
   Worker() : stacks_(this) {}
@@ -252,6 +254,10 @@ class Worker {
   Mbarrier& mbarrier_at(const void* pointer, u32 place);
   void settle(Mbarrier& mbarrier, u32 place);
   void acquire_from(Mbarrier& mbarrier, Thread& thread);
+  struct Name {
+    char text[120];
+  };
+  Name name(const Mbarrier& mbarrier) const;
   void forget(Mbarrier& mbarrier);
   bool has_waited(const Access& access, const Mbarrier& mbarrier) const;
 

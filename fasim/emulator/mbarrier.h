@@ -47,6 +47,15 @@ inline void Worker::init_mbarrier(const void* pointer, u32 count, u32 place) {
   found->arrived = clocks_.make(0);
 }
 
+// For a message: static variables lie before the dynamic shared memory, at negative offsets.
+inline Worker::Name Worker::name(const Mbarrier& mbarrier) const {
+  Name name;
+  std::snprintf(name.text, sizeof name.text,
+                "the mbarrier at [[shared+%" PRId64 "]] (initialised @%08x)",
+                i64(mbarrier.offset) - i64(dynamic_), mbarrier.place);
+  return name;
+}
+
 inline void Worker::forget(Mbarrier& mbarrier) {
   for (auto& [before, after] : mbarrier.joined) clocks_.drop(before), clocks_.drop(after);
   mbarrier.joined.clear();
@@ -67,12 +76,11 @@ inline Mbarrier& Worker::mbarrier_at(const void* pointer, u32 place) {
     if (mbarrier.offset != offset) continue;
     if (access(thread, place).knows(mbarrier.maker, mbarrier.made)) return mbarrier;
     fail(&thread, "race", place,
-         "it uses the mbarrier at [[shared+%zu]] that thread %u initialises @%08x; no barrier "
-         "stands between",
-         offset - dynamic_, mbarrier.maker, mbarrier.place);
+         "it uses %s, the work of thread %u; no barrier stands between", name(mbarrier).text,
+         mbarrier.maker);
   }
-  fail(&thread, "mbarrier not initialised", place, "it uses [[shared+%zu]] as an mbarrier",
-       offset - dynamic_);
+  fail(&thread, "mbarrier not initialised", place, "it uses [[shared+%" PRId64 "]] as an mbarrier",
+       i64(offset) - i64(dynamic_));
 }
 
 // Some arrivals of the current thread, and bytes that the phase is to wait for besides (negative:
@@ -81,35 +89,31 @@ inline void Worker::arrive_at(const void* pointer, u32 arrivals, i64 bytes, u32 
   Thread& thread = *current_;
   keep_going(place);
   Mbarrier& mbarrier = mbarrier_at(pointer, place);
-  const std::size_t where = mbarrier.offset - dynamic_;
   if (arrivals > mbarrier.pending) {
     fail(&thread, "arrival mismatch", place,
-         "phase %u of the mbarrier at [[shared+%zu]] has its %u arrivals already", mbarrier.phase,
-         where, mbarrier.count);
+         "phase %u of %s has its %u arrivals already", mbarrier.phase, name(mbarrier).text,
+         mbarrier.count);
   }
   mbarrier.bytes += bytes;
   if (mbarrier.bytes > kMostBytes || mbarrier.bytes < -kMostBytes) {
     fail(&thread, "transaction mismatch", place,
-         "phase %u of the mbarrier at [[shared+%zu]] waits for %" PRId64 " bytes; %" PRId64
-         " is the most",
-         mbarrier.phase, where, mbarrier.bytes, kMostBytes);
+         "phase %u of %s waits for %" PRId64 " bytes; %" PRId64 " is the most", mbarrier.phase,
+         name(mbarrier).text, mbarrier.bytes, kMostBytes);
   }
   mbarrier.pending -= arrivals;
   if (arrivals) release(mbarrier.arrived, warp_of(thread), thread.bit());
   settle(mbarrier, place);
   if (fault.rule[0]) stop();
-  trace(kMbarrier, place);
 }
 
 // Completes the phase if all has come. It may run while no thread does: so it only notes a fault.
 inline void Worker::settle(Mbarrier& mbarrier, u32 place) {
   if (mbarrier.pending || mbarrier.bytes > 0) return;
-  const std::size_t where = mbarrier.offset - dynamic_;
   if (mbarrier.bytes < 0 || mbarrier.in_flight) {
     return note(nullptr, "transaction mismatch", place,
-                "phase %u of the mbarrier at [[shared+%zu]] was to wait for fewer bytes than its "
-                "copies bring: %u of them are in flight, %" PRId64 " bytes came too many",
-                mbarrier.phase, where, mbarrier.in_flight, -mbarrier.bytes);
+                "phase %u of %s was to wait for fewer bytes than its copies bring: it has all of them, "
+                "%" PRId64 " too many, and %u copies are in flight",
+                mbarrier.phase, name(mbarrier).text, -mbarrier.bytes, mbarrier.in_flight);
   }
   mbarrier.arrived->seen[agents().mbarrier(mbarrier.index)] = mbarrier.epoch();
   clocks_.seal(mbarrier.arrived);
@@ -142,6 +146,7 @@ inline bool Worker::try_wait(const void* pointer, u32 parity, u32 place) {
   }
   acquire_from(mbarrier, thread);
   ++operation(kMbarrier).count;
+  if (launch_->request.trace) tracer.meet(thread.warp(), kMbarrier);
   trace(kMbarrier, place);
   return true;
 }

@@ -251,15 +251,15 @@ inline void Worker::race(const Thread& thread, const Conflict& conflict, const A
                          const char* space, std::size_t base, bool write) {
   const bool products = access.thread == Access::kNobody;
   const char* what = products ? "a product reads" : write ? "it writes" : "it reads";
-  const std::size_t offset = conflict.offset - base;
+  const i64 offset = i64(conflict.offset) - i64(base);  // static variables lie before the dynamic
   if (conflict.what == Conflict::kUninitialised) {
-    fail(&thread, "uninitialised read", access.place, "%s [[%s+%zu]], which nobody wrote", what,
-         space, offset);
+    fail(&thread, "uninitialised read", access.place, "%s [[%s+%" PRId64 "]], which nobody wrote",
+         what, space, offset);
   }
   const auto says = [&](const char* rule, const char* format, auto... more) {
-    char told[400];
+    char told[500];
     std::snprintf(told, sizeof told, format, more...);
-    fail(&thread, rule, access.place, "%s [[%s+%zu]]%s", what, space, offset, told);
+    fail(&thread, rule, access.place, "%s [[%s+%" PRId64 "]]%s", what, space, offset, told);
   };
   const Agents all = agents();
   const u32 agent = conflict.agent, place = conflict.place;
@@ -274,8 +274,7 @@ inline void Worker::race(const Thread& thread, const Conflict& conflict, const A
     const u32 phase = shared_shadow_.epoch_at(conflict.offset) - mbarrier.first;
     const bool before = has_waited(access, mbarrier);
     says(before ? "wrong phase" : "copy in flight",
-         ", which TMA writes @%08x in phase %u of the mbarrier at [[shared+%zu]]: %s", place, phase,
-         mbarrier.offset - dynamic_,
+         ", which TMA writes @%08x in phase %u of %s: %s", place, phase, name(mbarrier).text,
          before ? "it has waited there, but for an earlier one" : "it has not waited there");
   }
   if (all.is_reads(agent) || all.is_stores(agent)) {

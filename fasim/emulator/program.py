@@ -217,6 +217,7 @@ class Fault(CheckFailed):
 
 # ---- Launching ----------------------------------------------------------------------------------
 
+
 @dataclass(frozen=True)
 class Mapped:
     """An array that the kernel takes as the map of a tensor, and the map."""
@@ -345,7 +346,9 @@ class Program:
 
         def address(found: re.Match[str]) -> str:
             name, offset = found[1], int(found[2])
-            return describe(offset) if name == "shared" else _element(name, arrays[name], offset)
+            if name != "shared":
+                return _element(name, arrays[name], offset)
+            return describe(offset) if offset >= 0 else f"static byte {offset} of shared memory"
 
         def place(found: re.Match[str]) -> str:
             line = known.get(int(found[1], 16))

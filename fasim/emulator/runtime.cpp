@@ -106,11 +106,11 @@ extern "C" void fasim_launch(const Request* request, Response* response) {
   response->span_count = spans.size();
 }
 
+u32 emulator::place_of(const void* pc) { return u32(static_cast<const u8*>(pc) - image_base); }
+
 // ---- What the instrumented kernel calls before an access
 
 namespace {
-
-u32 place_of(const void* pc) { return u32(static_cast<const u8*>(pc) - image_base); }
 
 inline __attribute__((always_inline)) void access(const void* address, std::size_t size, bool write,
                                                   const void* pc) {

@@ -150,9 +150,8 @@ inline Landing Worker::begin_load(void* smem, u32 bytes, u32 swizzle, const void
   Mbarrier& mbarrier = mbarrier_at(pointer, place);
   if (!mbarrier.fenced) {
     fail(&thread, "missing mbarrier fence", place,
-         "TMA is to report to the mbarrier at [[shared+%zu]], and thread %u executed no "
-         "fence.mbarrier_init after it initialised it @%08x",
-         mbarrier.offset - dynamic_, mbarrier.maker, mbarrier.place);
+         "TMA is to report to %s, and thread %u executed no fence.mbarrier_init afterwards",
+         name(mbarrier).text, mbarrier.maker);
   }
   const std::size_t offset = static_cast<u8*>(smem) - shared_base_;
   Access by = access(thread, place);

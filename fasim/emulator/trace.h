@@ -43,6 +43,7 @@ class Tracer {
     switch (kind) {
       case kMma:
       case kLdmatrix:
+      case kWgmma:
         return kProduct;
       case kShuffle:
       case kVote:
@@ -53,6 +54,8 @@ class Tracer {
         return kSoftmax;
       case kBarrier:
       case kSyncwarp:
+      case kMbarrier:
+      case kWait:
         return kMeeting;
       default:
         return kTransfer;

@@ -85,13 +85,14 @@ struct Matrices {
   using P = Packed<kType>;
 
   template <typename Set>
-  static void gather(const Layout& layout, u32 rows, bool transposed, Find find, Set set) {
+  static void gather(const Layout& layout, u32 rows, bool given, Find find, Set set) {
+    const bool transposed = kType != kE4m3 && given;  // bytes cannot be
     for_each_chunk(layout, rows, transposed, kType, [&](u32 address, u32 n, u32 k) {
       u32 words[4];
       std::memcpy(words, find(address), 16);
       for (u32 i = 0; i < 4 * P::kCount; ++i) {
         const float x = P::value(words[i / P::kCount], i % P::kCount);
-        kType != kE4m3 && transposed ? set(n + i, k, x) : set(n, k + i, x);
+        transposed ? set(n + i, k, x) : set(n, k + i, x);
       }
     });
   }

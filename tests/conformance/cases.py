@@ -620,7 +620,9 @@ def put_box(x: Array, at: Array, box: Array, add: bool = False) -> None:
 def put_or_take(x: Array, at: Array, box: Array, how: Any) -> None:
     """Assigns between the part of x under the box, and that part of the box."""
     starts = np.asarray(at)[::-1]
-    inside = [(max(0, -c), min(b, n - c)) for c, b, n in zip(starts, box.shape, x.shape, strict=True)]
+    inside = [
+        (max(0, -c), min(b, n - c)) for c, b, n in zip(starts, box.shape, x.shape, strict=True)
+    ]
     if any(low >= high for low, high in inside):
         return
     of_box = tuple(slice(low, high) for low, high in inside)
@@ -771,7 +773,9 @@ def _warpgroup_sums(d: Array) -> Array:
 def _warpgroup_left(a: Array) -> Array:
     """(thread, step, register) of a row-major left operand of 64 rows, warp by warp as for mma."""
     steps = np.split(a.reshape(4, 16, -1), 4, axis=-1)
-    return np.ascontiguousarray(np.stack([_left(step) for step in steps], axis=2)).reshape(128, 4, 4)
+    return np.ascontiguousarray(np.stack([_left(step) for step in steps], axis=2)).reshape(
+        128, 4, 4
+    )
 
 
 def _wgmma_layouts() -> Iterator[Case]:

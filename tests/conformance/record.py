@@ -34,7 +34,9 @@ def main(folder: Path = RESULTS) -> None:
     major, minor = device["compute_capability"]
     arch = f"sm_{major}{minor}"
     here = 10 * major + minor
-    cases = [c for c in CASES if c.capability <= here and (c.arch[-1] != "a" or c.capability == here)]
+    cases = [
+        c for c in CASES if c.capability <= here and (c.arch[-1] != "a" or c.capability == here)
+    ]
     folder.mkdir(parents=True, exist_ok=True)
     with _context():
         for case in cases:
