@@ -170,10 +170,14 @@ __attribute__((no_sanitize("thread"))) void fasim_call(void (*kernel)(P...), voi
 // The dynamic shared memory of all kernels in a file, thread-local like the rest.
 #define FASIM_SHARED_MEMORY(align, skip, bytes) \
   asm(".section .tbss,\"awT\",%nobits\n"        \
-      ".balign " #align "\n"                    \
-      ".skip " #skip "\n"                       \
+      ".balign " #align                         \
+      "\n"                                      \
+      ".skip " #skip                            \
+      "\n"                                      \
       ".globl smem_raw\n"                       \
       ".type smem_raw,%tls_object\n"            \
-      ".size smem_raw," #bytes "\n"             \
-      "smem_raw: .skip " #bytes "\n"            \
+      ".size smem_raw," #bytes                  \
+      "\n"                                      \
+      "smem_raw: .skip " #bytes                 \
+      "\n"                                      \
       ".previous\n");

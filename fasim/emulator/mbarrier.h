@@ -13,7 +13,8 @@ constexpr i64 kMostBytes = (1 << 20) - 1;  // that a phase can wait for
 inline std::size_t Worker::shared_offset(const void* pointer, u32 bytes, u32 place) {
   const std::size_t offset = static_cast<const u8*>(pointer) - shared_base_;
   if (offset >= shared_bytes_ || offset + bytes > dynamic_ + launch_->request.smem_bytes) {
-    fail(current_, "out of bounds", place, "%u bytes at [[shared+%" PRId64
+    fail(current_, "out of bounds", place,
+         "%u bytes at [[shared+%" PRId64
          "]] are not in the %u bytes of dynamic shared memory of this launch",
          bytes, i64(offset) - i64(dynamic_), launch_->request.smem_bytes);
   }
@@ -75,9 +76,8 @@ inline Mbarrier& Worker::mbarrier_at(const void* pointer, u32 place) {
   for (Mbarrier& mbarrier : mbarriers_) {
     if (mbarrier.offset != offset) continue;
     if (access(thread, place).knows(mbarrier.maker, mbarrier.made)) return mbarrier;
-    fail(&thread, "race", place,
-         "it uses %s, the work of thread %u; no barrier stands between", name(mbarrier).text,
-         mbarrier.maker);
+    fail(&thread, "race", place, "it uses %s, the work of thread %u; no barrier stands between",
+         name(mbarrier).text, mbarrier.maker);
   }
   fail(&thread, "mbarrier not initialised", place, "it uses [[shared+%" PRId64 "]] as an mbarrier",
        i64(offset) - i64(dynamic_));
@@ -90,9 +90,8 @@ inline void Worker::arrive_at(const void* pointer, u32 arrivals, i64 bytes, u32 
   keep_going(place);
   Mbarrier& mbarrier = mbarrier_at(pointer, place);
   if (arrivals > mbarrier.pending) {
-    fail(&thread, "arrival mismatch", place,
-         "phase %u of %s has its %u arrivals already", mbarrier.phase, name(mbarrier).text,
-         mbarrier.count);
+    fail(&thread, "arrival mismatch", place, "phase %u of %s has its %u arrivals already",
+         mbarrier.phase, name(mbarrier).text, mbarrier.count);
   }
   mbarrier.bytes += bytes;
   if (mbarrier.bytes > kMostBytes || mbarrier.bytes < -kMostBytes) {
@@ -110,10 +109,11 @@ inline void Worker::arrive_at(const void* pointer, u32 arrivals, i64 bytes, u32 
 inline void Worker::settle(Mbarrier& mbarrier, u32 place) {
   if (mbarrier.pending || mbarrier.bytes > 0) return;
   if (mbarrier.bytes < 0 || mbarrier.in_flight) {
-    return note(nullptr, "transaction mismatch", place,
-                "phase %u of %s was to wait for fewer bytes than its copies bring: it has all of them, "
-                "%" PRId64 " too many, and %u copies are in flight",
-                mbarrier.phase, name(mbarrier).text, -mbarrier.bytes, mbarrier.in_flight);
+    return note(
+        nullptr, "transaction mismatch", place,
+        "phase %u of %s was to wait for fewer bytes than its copies bring: it has all of them, "
+        "%" PRId64 " too many, and %u copies are in flight",
+        mbarrier.phase, name(mbarrier).text, -mbarrier.bytes, mbarrier.in_flight);
   }
   mbarrier.arrived->seen[agents().mbarrier(mbarrier.index)] = mbarrier.epoch();
   clocks_.seal(mbarrier.arrived);

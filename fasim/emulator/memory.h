@@ -20,8 +20,8 @@ T add_to(T* address, T x) {
 }
 
 inline Access Worker::access(const Thread& thread, u32 place) {
-  return {thread.index, thread.index, warp_of(thread).epoch, place, agents(), false,
-          false,        &thread.done, thread.clock};
+  return {thread.index, thread.index, warp_of(thread).epoch, place,       agents(),
+          false,        false,        &thread.done,          thread.clock};
 }
 
 inline void Worker::keep_going(u32 place) {

@@ -283,10 +283,11 @@ class Program:
         write, in place; it only reads the others.
 
         ``arguments`` stand in the order of the parameters: an array is passed by its address, bytes
-        by value, a mapped array by its map. Outputs count as uninitialised unless named in ``initialised``, or as ``known``
-        says byte by byte; it is brought up to date, so that a file's next kernel knows what this
-        one wrote. ``seed`` draws the order in which warps run, ``workers`` threads share the
-        blocks, ``describe`` names a byte of shared memory in errors, ``spans`` receives the trace.
+        by value, a mapped array by its map. Outputs count as uninitialised unless named in
+        ``initialised``, or as ``known`` says byte by byte; it is brought up to date, so that a
+        file's next kernel knows what this one wrote. ``seed`` draws the order in which warps run,
+        ``workers`` threads share the blocks, ``describe`` names a byte of shared memory in errors,
+        ``spans`` receives the trace.
         Raises Fault.
         """
         if block > MOST_THREADS or smem_bytes > MOST_SHARED:

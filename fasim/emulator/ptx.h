@@ -35,13 +35,13 @@ FASIM_LDMATRIX(1)
 FASIM_LDMATRIX(2)
 FASIM_LDMATRIX(4)
 
-#define FASIM_STMATRIX(count)                                                                   \
+#define FASIM_STMATRIX(count)                                                                    \
   __forceinline__ void stmatrix_x##count(unsigned row, const unsigned (&r)[count], FASIM_LINE) { \
-    emulator::stmatrix(row, r, count, false, line);                                             \
-  }                                                                                             \
-  __forceinline__ void stmatrix_x##count##_trans(unsigned row, const unsigned (&r)[count],      \
-                                                 FASIM_LINE) {                                  \
-    emulator::stmatrix(row, r, count, true, line);                                              \
+    emulator::stmatrix(row, r, count, false, line);                                              \
+  }                                                                                              \
+  __forceinline__ void stmatrix_x##count##_trans(unsigned row, const unsigned (&r)[count],       \
+                                                 FASIM_LINE) {                                   \
+    emulator::stmatrix(row, r, count, true, line);                                               \
   }
 FASIM_STMATRIX(1)
 FASIM_STMATRIX(2)
@@ -66,17 +66,17 @@ FASIM_MMA_K8(mma_m16n8k8_bf16, kBf16)
 
 // ---- Products of a warpgroup. Each lane's sums are an array that lives until they are waited for.
 
-#define FASIM_WGMMA(name, type)                                                              \
-  template <int kTransposeA = 0, int kTransposeB = 0, int kCount>                            \
-  __forceinline__ void name(float (&d)[kCount], unsigned long long a, unsigned long long b,  \
-                            bool add, FASIM_LINE) {                                          \
-    emulator::wgmma({emulator::type, 2 * kCount, kTransposeA, kTransposeB, d, 0, a, b, add}, \
-                    line);                                                                   \
-  }                                                                                          \
-  template <int kTransposeB = 0, int kCount>                                                 \
-  __forceinline__ void name(float (&d)[kCount], const unsigned (&a)[4],                      \
-                            unsigned long long b, bool add, FASIM_LINE) {                    \
-    emulator::wgmma({emulator::type, 2 * kCount, 0, kTransposeB, d, a, 0, b, add}, line);    \
+#define FASIM_WGMMA(name, type)                                                               \
+  template <int kTransposeA = 0, int kTransposeB = 0, int kCount>                             \
+  __forceinline__ void name(float (&d)[kCount], unsigned long long a, unsigned long long b,   \
+                            bool add, FASIM_LINE) {                                           \
+    emulator::wgmma({emulator::type, 2 * kCount, kTransposeA, kTransposeB, d, 0, a, b, add},  \
+                    line);                                                                    \
+  }                                                                                           \
+  template <int kTransposeB = 0, int kCount>                                                  \
+  __forceinline__ void name(float (&d)[kCount], const unsigned (&a)[4], unsigned long long b, \
+                            bool add, FASIM_LINE) {                                           \
+    emulator::wgmma({emulator::type, 2 * kCount, 0, kTransposeB, d, a, 0, b, add}, line);     \
   }
 FASIM_WGMMA(wgmma_m64k16_f16, kF16)
 FASIM_WGMMA(wgmma_m64k16_bf16, kBf16)
@@ -129,23 +129,22 @@ __forceinline__ void fence_proxy_async(FASIM_LINE) { emulator::fence_proxy_async
 
 __forceinline__ void prefetch_tensormap(const void*) {}
 
-#define FASIM_BOX(rank, ...)                                                                       \
-  __forceinline__ void cp_async_bulk_tensor_##rank##d(                                             \
-      void* smem, const void* map, unsigned long long* barrier, FASIM_COORDINATES_##rank,          \
-      FASIM_LINE) {                                                                                \
-    const int at[] = {__VA_ARGS__};                                                                \
-    emulator::load_box(smem, map, barrier, at, rank, line);                                        \
-  }                                                                                                \
-  __forceinline__ void cp_async_bulk_tensor_##rank##d_store(const void* map, const void* smem,     \
-                                                            FASIM_COORDINATES_##rank, FASIM_LINE) { \
-    const int at[] = {__VA_ARGS__};                                                                \
-    emulator::store_box(map, smem, at, rank, false, line);                                         \
-  }                                                                                                \
-  __forceinline__ void cp_reduce_async_bulk_tensor_##rank##d(const void* map, const void* smem,    \
-                                                             FASIM_COORDINATES_##rank,             \
-                                                             FASIM_LINE) {                         \
-    const int at[] = {__VA_ARGS__};                                                                \
-    emulator::store_box(map, smem, at, rank, true, line);                                          \
+#define FASIM_BOX(rank, ...)                                                                  \
+  __forceinline__ void cp_async_bulk_tensor_##rank##d(void* smem, const void* map,            \
+                                                      unsigned long long* barrier,            \
+                                                      FASIM_COORDINATES_##rank, FASIM_LINE) { \
+    const int at[] = {__VA_ARGS__};                                                           \
+    emulator::load_box(smem, map, barrier, at, rank, line);                                   \
+  }                                                                                           \
+  __forceinline__ void cp_async_bulk_tensor_##rank##d_store(                                  \
+      const void* map, const void* smem, FASIM_COORDINATES_##rank, FASIM_LINE) {              \
+    const int at[] = {__VA_ARGS__};                                                           \
+    emulator::store_box(map, smem, at, rank, false, line);                                    \
+  }                                                                                           \
+  __forceinline__ void cp_reduce_async_bulk_tensor_##rank##d(                                 \
+      const void* map, const void* smem, FASIM_COORDINATES_##rank, FASIM_LINE) {              \
+    const int at[] = {__VA_ARGS__};                                                           \
+    emulator::store_box(map, smem, at, rank, true, line);                                     \
   }
 #define FASIM_COORDINATES_2 int c0, int c1
 #define FASIM_COORDINATES_3 int c0, int c1, int c2

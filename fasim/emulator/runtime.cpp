@@ -115,7 +115,8 @@ namespace {
 inline __attribute__((always_inline)) void access(const void* address, std::size_t size, bool write,
                                                   const void* pc) {
   if (Stacks::same(address, __builtin_frame_address(0))) {  // a thread's own memory
-    return Worker::here().touch_own(static_cast<const u8*>(address), u32(size), write, place_of(pc));
+    return Worker::here().touch_own(static_cast<const u8*>(address), u32(size), write,
+                                    place_of(pc));
   }
   if (std::size_t(static_cast<const u8*>(address) - image_base) < image_bytes) return;  // constants
   Worker::here().touch(address, u32(size), write, place_of(pc));

@@ -146,7 +146,7 @@ class Shadow {
       const bool joins = slot < warps_ && epoch_of(readers[i]) == by.epoch;
       readers[i] = (joins ? readers[i] : mark) | reader;
     }
-    used_ |= u64(1) << slot;
+    use(slot);
     place(read_places_.at(slot * (bytes_ / 4 + 1)), offset, size, by.place);
     return {};
   }
@@ -158,7 +158,8 @@ class Shadow {
       const auto what = epoch_of(cell[i]) >= floor_ ? unseen_writer(by, cell[i]) : Conflict::kNone;
       if (what) return {what, agent_of(cell[i]), write_places_[(offset + i) / 4], offset + i};
     }
-    for (u64 slots = used_; slots; slots &= slots - 1) {
+    u64 slots = __atomic_load_n(&used_, __ATOMIC_RELAXED);
+    for (; slots; slots &= slots - 1) {
       const Conflict conflict = unseen_reader(by, u32(std::countr_zero(slots)), offset, size);
       if (conflict.what) return conflict;
     }
@@ -179,6 +180,14 @@ class Shadow {
   u32 slot_of(const Access& by) const {
     if (by.agents.is_reads(by.agent)) return warps_ + kWarpgroups;
     return by.async ? warps_ + by.agent - by.agents.products(0) : by.warp();
+  }
+
+  // Blocks on several system threads share the shadow of an array.
+  void use(u32 slot) {
+    const u64 bit = u64(1) << slot;
+    if (~__atomic_load_n(&used_, __ATOMIC_RELAXED) & bit) {
+      __atomic_fetch_or(&used_, bit, __ATOMIC_RELAXED);
+    }
   }
 
   // In a reader's cell: lanes of a warp; nothing, as the slot says who it is; or a thread.

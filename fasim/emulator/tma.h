@@ -83,8 +83,10 @@ inline void Worker::fence_proxy() {
 inline const TensorMap& Worker::tensor_map(const void* pointer, u32 rank, u32 place) {
   const auto& map = *static_cast<const TensorMap*>(pointer);
   if (map.magic != kMapMagic || map.rank != rank) {
-    fail(current_, "tensor map mismatch", place, "it takes the map of a tensor of %u dimensions, "
-         "and this %s", rank, map.magic == kMapMagic ? "has another number" : "is no tensor map");
+    fail(current_, "tensor map mismatch", place,
+         "it takes the map of a tensor of %u dimensions, "
+         "and this %s",
+         rank, map.magic == kMapMagic ? "has another number" : "is no tensor map");
   }
   return map;
 }

@@ -72,13 +72,11 @@ struct Matrices {
     if (kind.a_in_registers) {
       from_registers(product.a);
     } else {
-      gather(Layout(kind.a), 64, kind.transpose_a, find, [this](u32 n, u32 k, float x) {
-        a[n][k] = x;
-      });
+      gather(Layout(kind.a), 64, kind.transpose_a, find,
+             [this](u32 n, u32 k, float x) { a[n][k] = x; });
     }
-    gather(Layout(kind.b), kind.columns, kind.transpose_b, find, [this](u32 n, u32 k, float x) {
-      b[n / 8][k][n % 8] = x;
-    });
+    gather(Layout(kind.b), kind.columns, kind.transpose_b, find,
+           [this](u32 n, u32 k, float x) { b[n / 8][k][n % 8] = x; });
   }
 
  private:
@@ -212,8 +210,8 @@ inline void Worker::issue(Warpgroup& group, u32 index) {
 
 // The products of a warpgroup are an agent of the async proxy, which knows what all threads know.
 inline Access Worker::access(Warpgroup& group, u32 index, u32 epoch, u32 place) {
-  return {Access::kNobody, agents().products(index),  epoch, place, agents(), false, true, nullptr,
-          common_clock(group, index)};
+  return {Access::kNobody, agents().products(index),  epoch, place, agents(), false, true,
+          nullptr,         common_clock(group, index)};
 }
 
 inline Clock* Worker::common_clock(Warpgroup& group, u32 index) {

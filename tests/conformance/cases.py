@@ -48,19 +48,15 @@ class Bound:
 
 @dataclass(frozen=True)
 class Boxes:
-    """How TMA sees an array: the box that one instruction moves, innermost first, and its swizzle."""
+    """How TMA sees an array: the box of one instruction, innermost first, and its swizzle."""
 
     box: tuple[int, ...]
     swizzle: int = 0
 
     def map(self, array: Array, address: int) -> TensorMap:
         """For the array's values at an address."""
-        sizes = array.shape[::-1]
-        return TensorMap(address, _KINDS[array.itemsize], sizes, array.strides[-2::-1], *self._box)
-
-    @property
-    def _box(self) -> tuple[tuple[int, ...], int]:
-        return self.box, self.swizzle
+        kind, sizes, strides = _KINDS[array.itemsize], array.shape[::-1], array.strides[-2::-1]
+        return TensorMap(address, kind, sizes, strides, self.box, self.swizzle)
 
 
 _KINDS = {1: "e4m3", 2: "bf16", 4: "fp32"}

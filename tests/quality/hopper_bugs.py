@@ -292,8 +292,8 @@ PRODUCTS = (
     ),
     Bug(
         "the scores' group is not closed",
-        "    ptx::wgmma_m64k16_bf16(s, left, right, step > 0);\n  }\n  ptx::wgmma_commit_group();\n",
-        "    ptx::wgmma_m64k16_bf16(s, left, right, step > 0);\n  }\n",
+        "(s, left, right, step > 0);\n  }\n  ptx::wgmma_commit_group();\n",
+        "(s, left, right, step > 0);\n  }\n",
         "accumulator in flight",
     ),
     Bug(

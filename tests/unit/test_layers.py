@@ -13,8 +13,17 @@ MODULES = sorted((ROOT / "fasim").rglob("*.py"))
 # Each module may import only from modules of a lower layer, or of its own package.
 LAYERS = (
     {"errors", "settings", "tiled"},
-    {"cache", "diagnostics", "gpu", "presets", "problem", "screen", "tensor_map", "toolchain",
-     "units"},
+    {
+        "cache",
+        "diagnostics",
+        "gpu",
+        "presets",
+        "problem",
+        "screen",
+        "tensor_map",
+        "toolchain",
+        "units",
+    },
     {"plan", "reference"},
     {"model", "peers", "picture", "render"},
     {"compile", "emulator", "entry", "files", "inputs", "legality"},
