@@ -23,6 +23,7 @@ namespace emulator {
 
 constexpr u32 kLine = 0x80000000;  // the place is a line of the kernel, not an offset in the code
 constexpr u32 kBarriers = 16;
+constexpr u32 kMostShared = 232448;  // bytes of one block on any GPU so far: 227 KiB
 constexpr u32 kSystemBytes = 1024;  // at the start of the shared window
 constexpr u32 kRegisterFile = 65536;  // of an SM
 
@@ -233,6 +234,8 @@ class Worker {
   Agents agents() const { return {launch_->threads()}; }
   Access access(const Thread& thread, u32 place);
   void shared(Thread& thread, std::size_t offset, u32 size, bool write, u32 place);
+  bool beyond(std::size_t offset, u32 size) const;
+  i64 from_address(u32 address) const;
   void check_shared(Thread& thread, std::size_t offset, u32 size, u32 place);
   void update_shared(Thread& thread, std::size_t offset, u32 size, u32 place);
   std::size_t row_offset(Thread& thread, u32 address, u32 size, u32 place);

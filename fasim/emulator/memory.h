@@ -61,14 +61,22 @@ inline void Worker::touch(const void* pointer, u32 size, bool write, u32 place) 
 
 // ---- Shared memory
 
+// Whether the bytes are not those of static variables, which lie before or after the dynamic array,
+// nor of the part of it that the launch has.
+inline bool Worker::beyond(std::size_t offset, u32 size) const {
+  const bool dynamic = offset >= dynamic_ && offset < dynamic_ + kMostShared;
+  return offset + size > shared_bytes_ ||
+         (dynamic && offset + size > dynamic_ + launch_->request.smem_bytes);
+}
+
 inline void Worker::check_shared(Thread& thread, std::size_t offset, u32 size, u32 place) {
-  const i64 beyond = i64(offset + size) - i64(dynamic_ + launch_->request.smem_bytes);
-  if (offset >= dynamic_ && beyond > 0) {
+  if (beyond(offset, size)) {
     fail(&thread, "out of bounds", place,
          "[[shared+%zu]] is %" PRId64
          " bytes beyond the %u bytes "
          "of dynamic shared memory of this launch",
-         offset - dynamic_, beyond, launch_->request.smem_bytes);
+         offset - dynamic_, i64(offset + size - dynamic_) - launch_->request.smem_bytes,
+         launch_->request.smem_bytes);
   }
   if (offset < dynamic_ && offset + kSystemBytes >= dynamic_) {
     fail(&thread, "out of bounds", place, "[[shared+%" PRId64 "]] lies before shared memory",
@@ -103,9 +111,12 @@ inline u32 Worker::window(const void* pointer, u32 place) {
   return u32(offset - dynamic_) + window_;
 }
 
-inline u8* Worker::from_window(u32 address) const {
-  return shared_base_ + dynamic_ + (i64(address) - window_);
+// Static variables may lie before the window's dynamic part: the difference has a sign.
+inline i64 Worker::from_address(u32 address) const {
+  return i64(dynamic_) + std::int32_t(address - window_);
 }
+
+inline u8* Worker::from_window(u32 address) const { return shared_base_ + from_address(address); }
 
 // A row of a matrix, at an address of the shared window, for the whole warp.
 inline void Worker::load_row(Thread& thread, u32 address, u32 size, u32 place) {
@@ -113,7 +124,7 @@ inline void Worker::load_row(Thread& thread, u32 address, u32 size, u32 place) {
 }
 
 inline std::size_t Worker::row_offset(Thread& thread, u32 address, u32 size, u32 place) {
-  const i64 offset = i64(dynamic_) + i64(address) - window_;
+  const i64 offset = from_address(address);
   if (offset < 0 || std::size_t(offset) + size > shared_bytes_) {
     fail(&thread, "out of bounds", place, "shared address %u lies outside shared memory", address);
   }

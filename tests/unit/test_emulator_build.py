@@ -20,6 +20,7 @@ from fasim.toolchain import Cxx, find_addr2line, find_cxx
 
 WORDS = """#define __global__
 #define FASIM_KERNEL(name) extern "C" const void* address() { return (const void*)name; }
+#define FASIM_SHARED_MEMORY(align, skip, bytes)
 """
 HELPERS = """inline __attribute__((always_inline)) void twice(float* x) { *x += *x; }
 template <int kBytes> void copy(float* x) { static_assert(kBytes == 4, "4 bytes"); *x = 0; }
