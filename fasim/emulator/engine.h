@@ -201,10 +201,13 @@ class Worker {
   Operation& operation(Kind kind) { return counts.operations[kind]; }
   void trace(Kind kind, u32 place) { trace(kind, place, -1, 0, 0, 0); }
   void trace(Kind kind, u32 place, i64 array, i64 offset, u32 size, u32 smem) {
+    trace(kind, place, array, offset, size, smem, size);
+  }
+  void trace(Kind kind, u32 place, i64 array, i64 offset, u32 size, u32 smem, u32 smem_size) {
     if (!launch_->request.trace) return;
     const Warp& warp = warp_of(*current_);
     tracer.add({u32(block_), warp.index, kind, place, 0, 0, 1, array, offset, offset + size, smem,
-                smem + size});
+                smem + smem_size});
   }
 
   Counts counts{};
@@ -269,12 +272,12 @@ class Worker {
   void check_aligned(std::size_t offset, u32 swizzle, u32 place);
   void check_bulk(const void* smem, const void* global, u32 bytes, u32 place);
   Landing begin_load(void* smem, u32 bytes, u32 swizzle, const void* mbarrier, u32 place);
-  void fetch(const u8* from, u32 bytes, std::size_t to, u32 place);
+  void fetch(const u8* from, u32 bytes, const Landing& landing);
   bool land_one();
   void check_landed();
-  Store begin_store(u32 bytes, bool adds, u32 place);
+  Store begin_store(const void* smem, u32 bytes, bool adds, u32 place);
   void take(u8* from, u8* to, u32 bytes, Store& store);
-  void send(u8* to, u32 bytes, std::size_t from, const Store& store);
+  void send(u8* to, u32 bytes, const Store& store);
   void drain(const Store& store);
 
   // ---- products
