@@ -477,7 +477,7 @@ def _v2_bwd_registers(case: _Case) -> Iterator[Part]:
     yield Part("dK, dV", f"{keys} keys a warp x {columns} / {WARP}", gradients)
     scores = (keys + 16) * QUERY_STEP // WARP
     yield Part("S, dP", f"({keys} + 16) keys x {QUERY_STEP} queries / {WARP}", scores)
-    needed = int(footprint.registers(case.problem, "v2", "bwd", case.tiles)[0])
+    needed = int(footprint.registers(case.problem, case.entry.variant, "bwd", case.tiles)[0])
     yield Part("the rest", "", needed - gradients - scores)
 
 

@@ -47,8 +47,8 @@ struct Thread {
   u32 group = 0;  // of copies, still open
   u32 copies_done = 0;  // all groups up to this one have landed
   std::deque<Copy> copies;
-  const void* asked = nullptr;  // the counter it asked for last, and how often without an answer
-  u32 times = 0;
+  const void* asked = nullptr;  // the counter that it asked last, and what that said
+  u32 answer = 0;
 
   u32 warp() const { return index / 32; }
   u32 lane() const { return index % 32; }
@@ -152,6 +152,7 @@ class Worker {
   void in_order(const void* words, u32 count, u32 place);  // additions of floats
   u32 load_acquire(const u32* counter, u32 place);
   void add_release(u32* counter, u32 x, u32 place);
+  void count_move();  // of a counter
   void load_row(Thread& thread, u32 address, u32 size, u32 place);  // of a matrix
   void copy(void* to, const void* from, u32 size, bool valid, u32 place);
   void commit(u32 place);
@@ -210,7 +211,7 @@ class Worker {
   }
   [[noreturn]] void stray(const Thread& thread, const u8* address, u32 size, u32 place);
   void land(Thread& thread, u32 group);
-  void wait_for_others(Thread& thread, u32 place);
+  void wait_for_others(const Thread& thread, u32 place);
   bool knows(const Thread& thread, const Adder& adder) const;
 
   Group& join(Warp& warp, const Call& call);

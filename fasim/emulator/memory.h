@@ -220,18 +220,16 @@ inline void Worker::update_shared(Thread& thread, std::size_t offset, u32 size, 
 
 // ---- Order between blocks
 
-constexpr u32 kPatience = 1000;  // questions of the oldest block, while its other warps may run
-
-// The current thread asked a counter again, so it waits. That is for other warps, or for blocks that
-// started before; if it is itself the oldest, and the other warps had their time, it is in vain.
-inline void Worker::wait_for_others(Thread& thread, u32 place) {
+// The current thread asks a counter again, so it waits, for other warps or other blocks.
+inline void Worker::wait_for_others(const Thread& thread, u32 place) {
   if (launch_->failed) {
     given_up_ = true;
-  } else if (!launch_->order.oldest(number_)) {
-    std::this_thread::yield();
-  } else if (++thread.times > kPatience) {
+  } else if (launch_->order.hopeless(number_)) {
     fail(&thread, "deadlock", place,
-         "it waits for a counter that no block will move but one that may start only after it");
+         "it waits for a counter that no running block moves; one that has not started may never "
+         "start while this one waits");
+  } else {
+    std::this_thread::yield();
   }
   park();
 }
@@ -248,17 +246,20 @@ inline u32 Worker::load_acquire(const u32* counter, u32 place) {
     fail(&thread, "uninitialised read", place, "it reads [[%s+%zu]], which nobody wrote",
          array.name, offset);
   }
-  if (thread.asked == counter) {
+  const bool again = thread.asked == counter;
+  if (!again) counts.reads[array.index] += sizeof *counter;
+  if (again && thread.answer == __atomic_load_n(counter, __ATOMIC_RELAXED)) {
     wait_for_others(thread, place);
-  } else {
-    counts.reads[array.index] += sizeof *counter;
-    thread.times = 0;
   }
-  thread.asked = counter;
   const Order::Lock lock(launch_->order.mutex);
-  learned_.push_back(
-      {thread.index, warp_of(thread).epoch, launch_->order.releases(counter)});
-  return __atomic_load_n(counter, __ATOMIC_ACQUIRE);
+  learned_.push_back({thread.index, warp_of(thread).epoch, launch_->order.releases(counter)});
+  thread.asked = counter;
+  return thread.answer = __atomic_load_n(counter, __ATOMIC_ACQUIRE);
+}
+
+inline void Worker::count_move() {
+  const Order::Lock lock(launch_->order.mutex);
+  launch_->order.moved();
 }
 
 inline void Worker::add_release(u32* counter, u32 x, u32 place) {
@@ -270,6 +271,7 @@ inline void Worker::add_release(u32* counter, u32 x, u32 place) {
   const Order::Lock lock(launch_->order.mutex);
   launch_->order.releases(counter).push_back(
       std::make_shared<const Release>(Release{block_, std::move(seen)}));
+  launch_->order.moved();
   __atomic_fetch_add(counter, x, __ATOMIC_RELEASE);
 }
 

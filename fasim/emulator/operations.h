@@ -435,6 +435,7 @@ void atom_add_x4(float* global, const float (&x)[4], unsigned line) {
 }
 unsigned atom_add(unsigned* global, unsigned x, unsigned line) {
   Worker::here().update(global, sizeof x, at_line(line));
+  Worker::here().count_move();
   return add_to(global, x);
 }
 

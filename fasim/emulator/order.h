@@ -3,9 +3,10 @@
 // PTX ISA, memory consistency model: release and acquire patterns; additions in between pass on what
 // was released before them.
 #pragma once
+#include <algorithm>
+#include <map>
 #include <memory>
 #include <mutex>
-#include <set>
 #include <unordered_map>
 #include <utility>
 #include <vector>
@@ -38,26 +39,35 @@ class Order {
   using Lock = std::lock_guard<std::mutex>;
   std::mutex mutex;
 
-  // ---- Blocks, numbered as they start. A block may wait for those that started before it, as they
-  // run or are done; others may never start while it waits.
+  // ---- Blocks, numbered as they start. A block may wait for those that have started, as they run or
+  // are done; the others may never start while it waits.
 
   u64 start() {
     const Lock lock(mutex);
-    running_.insert(next_);
+    running_[next_] = {};
     return next_++;
   }
   void end(u64 number) {
     const Lock lock(mutex);
     running_.erase(number);
   }
-  bool oldest(u64 number) {
+
+  // A block asked a counter again, in vain. Whether that is so for all that run, time after time, since
+  // a counter was moved last.
+  bool hopeless(u64 number) {
     const Lock lock(mutex);
-    return *running_.begin() == number;
+    Wait& wait = running_[number];
+    if (wait.moves != moves_) wait = {moves_, 0};
+    ++wait.times;
+    return std::all_of(running_.begin(), running_.end(), [&](const auto& block) {
+      return block.second.moves == moves_ && block.second.times > kPatience;
+    });
   }
 
   // ---- Counters and sums; to be called with the mutex held
 
   Releases& releases(const void* counter) { return releases_[counter]; }
+  void moved() { ++moves_; }
 
   // Files an addition to a word and returns the one before it.
   Adder add(const void* word, const Adder& adder) {
@@ -66,8 +76,15 @@ class Order {
   }
 
  private:
-  u64 next_ = 0;
-  std::set<u64> running_;
+  static constexpr u32 kPatience = 1000;  // questions, between which a block's other warps may run
+
+  struct Wait {
+    u64 moves;  // that there had been when the block asked in vain
+    u32 times;
+  };
+
+  u64 next_ = 0, moves_ = 1;
+  std::map<u64, Wait> running_;
   std::unordered_map<const void*, Releases> releases_;
   std::unordered_map<const void*, Adder> adders_;
 };

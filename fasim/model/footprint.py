@@ -50,6 +50,8 @@ SPLIT_REGISTERS = {"fp32": 40, "fp16": 8, "bf16": 8, "e4m3": 8}
 # V1's and V2's backward kernels, whose LSE and D wait in shared memory: what they need, and what it makes do
 # with where that is all that is left. Fitted to nvcc 13.0.
 V2_BACKWARD_REGISTERS, V2_BACKWARD_LEAST = 72, 64
+# V1's plain copies on the way, in blocks of fewer than eight warps.
+V1_BACKWARD_COPIES = 16
 # V3: what FA3's published tiles leave between their accumulators and the register cap.
 WGMMA_SLACK = 28
 # V3: mbarriers and alignment of the tiles to 1024 bytes.
@@ -236,6 +238,10 @@ def v1_most(problem: Problem) -> int:
     return V1_MOST_WITH_OPTIONS if option_registers(problem) else V1_MOST
 
 
+def _v1_bwd_registers(problem: Problem, tiles: Tiles) -> Any:
+    return _v2_bwd_registers(problem, tiles) + V1_BACKWARD_COPIES * (tiles.warps < 8)
+
+
 def _v2_bwd_registers(problem: Problem, tiles: Tiles) -> Any:
     """The warp's part of dK and dV for the whole pass, S of a step of queries and dP of as many as
     16 keys have of them."""
@@ -284,7 +290,8 @@ _REGISTERS: dict[tuple[str, str], _Count] = {
     ("v2", "fwd"): _v2_fwd_registers,
     ("v2_split", "fwd"): _v2_split_registers,
     ("v3", "fwd"): _v3_fwd_registers,
-    **{(name, "bwd"): _v2_bwd_registers for name in ("v1", "v2", "v2_ordered", "v2_second_pass")},
+    ("v1", "bwd"): _v1_bwd_registers,
+    **{(name, "bwd"): _v2_bwd_registers for name in ("v2", "v2_ordered", "v2_second_pass")},
     ("v3", "bwd"): _v3_bwd_registers,
 }
 

@@ -13,7 +13,7 @@ import pytest
 from fasim import gpu, legality, planner
 from fasim.compile import Binary, check_promises, compile_kernel
 from fasim.errors import CheckFailed
-from fasim.plan import Plan
+from fasim.plan import FORMS, Plan
 from fasim.problem import Problem
 from fasim.render import render
 
@@ -58,13 +58,15 @@ def draw(rng: random.Random, algos: tuple[str, ...], pass_: str, options: bool) 
         **(draw_options(rng) if options else {}),
     )
     device, algo = gpu.load(rng.choice(GPUS)), rng.choice(algos)
+    form = algo.removeprefix("v2_") if algo.removeprefix("v2_") in FORMS else ""
+    problem = problem.with_(deterministic=bool(form))
     tiles = planner.candidates(problem, device, algo, pass_)
     case = legality.Case.of(problem, device, algo, pass_, tiles)
     legal = np.flatnonzero(legality.legal(case))
     if not len(legal):
         return None
     tile = tiles.tile(int(rng.choice(list(legal))))
-    return planner.plan(problem, device, algo.removesuffix("_split"), tile=tile).plan
+    return planner.plan(problem, device, algo.partition("_")[0], tile=tile, form=form).plan
 
 
 def sample(

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from backward_bugs import BUGS, NOTHING, SEEDS, Bug, kernel_of
+
+from fasim import properties
+from fasim.errors import CheckFailed
+from fasim.properties import Trial
+from fasim.runners.emulator import EmulatorRunner
 
 pytestmark = pytest.mark.emulator
 
@@ -26,3 +32,31 @@ SEARCHES = {(bug.kernel, bug.property.name, bug.case): bug for bug in BUGS}
 def test_nothing_is_found_in_the_right_kernel(kernel: str, property_: str, case: Any) -> None:
     search = SEARCHES[kernel, property_, case]
     assert {search.finder(kernel_of(kernel), seed) for seed in range(3)} == {NOTHING}
+
+
+def test_additions_in_any_order_do_not_repeat() -> None:
+    """The seed orders the blocks of a launch: three or more that add to a tile give other bits, and
+    a plan that promises the same ones is found out."""
+    atomic = kernel_of("bf16 causal")
+    spec = replace(atomic.plan.kernel, deterministic=True)
+    promises = replace(atomic, plan=replace(atomic.plan, kernel=spec))
+    case = properties.Case(seq=40, seq_kv=200)
+    with pytest.raises(CheckFailed, match="a second run gave other bits") as caught:
+        properties.repeated_runs_are_identical(Trial(promises, _Unchecked(workers=1), case))
+    assert caught.value.where.startswith("dq")
+
+
+class _Unchecked(EmulatorRunner):
+    """Without the rule that finds unordered additions before their bits differ."""
+
+    def _launch(self, kernel: Any, *rest: Any) -> Any:
+        spec = replace(kernel.plan.kernel, deterministic=False)
+        unchecked = replace(kernel, plan=replace(kernel.plan, kernel=spec))
+        return super()._launch(unchecked, *rest)
+
+
+@pytest.mark.parametrize("name", ["ordered", "second_pass", "v1"])
+def test_what_promises_the_same_bits_gives_them_whatever_the_schedule(name: str) -> None:
+    case = properties.Case(heads=2, kv_heads=1, seq=70, seq_kv=130)
+    runner = EmulatorRunner(schedules=3, workers=2)
+    properties.repeated_runs_are_identical(Trial(kernel_of(name), runner, case))
