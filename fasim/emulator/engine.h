@@ -144,6 +144,7 @@ class Worker {
   Warp& warp_of(const Thread& thread) { return warps_[thread.warp()]; }
   const Launch& launch() const { return *launch_; }
   Index block_index() const;
+  u64 number() const { return number_; }  // of the block it runs or ran last, among those started
 
   // ---- memory (memory.h)
   void keep_going(u32 place);

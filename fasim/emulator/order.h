@@ -90,9 +90,9 @@ class Order {
 };
 
 // The n-th of `count` blocks to start, an order drawn from the seed: hardware promises none. Seed 0
-// takes them as they are numbered, which is what GPUs usually do.
+// takes them as they are numbered, which is what GPUs usually do, as do all where there are but two.
 inline u64 nth_block(u64 n, u64 count, u64 seed) {
-  if (seed == 0 || count < 3) return seed % 2 ? count - 1 - n : n;
+  if (seed == 0 || count < 3) return n;
   const auto divides = [&](u64 a) {
     u64 b = count;
     while (b) a = std::exchange(b, a % b);

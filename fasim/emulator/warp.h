@@ -403,8 +403,8 @@ inline void Worker::run(u8* shared) {
       block_ = nth_block(number_, launch_->blocks(), launch_->request.seed);
       run_block();
     }
-    if (fault.rule[0]) launch_->failed = true;
     launch_->order.end(number_);
+    if (fault.rule[0]) launch_->failed = true;
     if (number_ + 1 >= launch_->blocks() || launch_->stopped()) return;
   }
 }

@@ -136,14 +136,13 @@ $(parameters(kernel))) {
       const i64 row = (batch * heads + head) * seq_q + query;
       const Element* q_source = q + head * q_strides.head + query * q_strides.seq;
       const Element* do_source = dO + head * do_strides.head + query * do_strides.seq;
-      __syncthreads();  // the tiles of Q, dO and dS are free
       copy_tile<kBlockQ, kD, kHeadDim>(q_tile, q_source, q_strides.seq, rows);
       copy_tile<kBlockQ, kDV, kHeadDimV>(do_tile, do_source, do_strides.seq, rows);
       for (int i = threadIdx.x; i < kBlockQ; i += kThreads) {
         lse_rows[i] = i < rows ? lse[row + i] : 0.f;
         delta_rows[i] = i < rows ? delta[row + i] : 0.f;
       }
-      __syncthreads();
+      __syncthreads();  // they are there, and dS of the previous queries is done with
 
       const bool masked = last_key >= seq_kv || query < first_query_of(last_key, seq_q, seq_kv);
 #pragma unroll 1
@@ -166,7 +165,7 @@ $(parameters(kernel))) {
         accumulate_step<kDV>(dv_acc, p, do_tile + step * kDV);
         accumulate_step<kD>(dk_acc, ds, q_tile + step * kD);
       }
-      __syncthreads();  // dS of all warps is there
+      __syncthreads();  // dS of all warps is there, and Q and dO are done with
 
       float* dq_tile = dq_acc + ((batch * heads + head) * q_blocks + q_block) * (kBlockQ * kD);
       const int last = last_key_of(query + rows - 1, seq_q, seq_kv) / kBlockKV;

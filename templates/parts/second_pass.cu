@@ -94,10 +94,9 @@ $(parameters(kernel))) {
   }
 
   ptx::cp_async_wait_group<0>();
+  __syncthreads();  // Q has arrived, even where there was no step, and its tile is free for dQ
 //% if tile.p_in == "shared"
-  __syncthreads();
   finish_tile(steps - 1);
 //% endif
-  __syncthreads();  // the tile of Q is free for dQ
   store_rows<kD, kHeadDim>(q_tile, dq_acc, scale, dq + first_row * kHeadDim, rows);
 }

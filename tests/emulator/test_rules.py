@@ -363,7 +363,7 @@ BLOCKS = (
         "a plain load asks", "race", asked="y[1]", unless_asked="  //!",
     ),
     turns(
-        "a plain addition ends the turn", "race", ended="y[1] += 1  //!\n   ",
+        "a plain addition ends the turn", "race", ordered=False, ended="y[1] += 1  //!\n   ",
     ),
     turns(
         "a turn too far", "deadlock", asked="ptx::ld_acquire_u32(y + 1) - 1", unless_asked="  //!",

@@ -388,20 +388,29 @@ BUGS = (
         "(q_tile, dq_acc, scale, dq", "(q_tile, dq_acc, 1.f, dq", MATCHES,
     ),
     Bug(
-        "Q is overwritten while others read it", "second_pass, P in shared",
-        "  __syncthreads();  // the tile of Q is free for dQ\n", "", "race",
+        "Q arrives when dQ has taken its place", "second_pass",
+        "  __syncthreads();  // Q has arrived, even where there was no step, and its tile is free for dQ\n",
+        "", ("race", "copy in flight"), replace(USUAL, seq=100, seq_kv=20),
+    ),
+    Bug(
+        "dQ is made of dS that is not there yet", "second_pass, P in shared",
+        "  __syncthreads();  // Q has arrived, even where there was no step, and its tile is free for dQ\n",
+        "", ("race", "uninitialised read"),
     ),
     Bug(
         "one tile of dS for two in the second pass", "second_pass, P in shared",
-        "return ds_tiles + t % 2 * kWeightElements;", "return ds_tiles;", "race", LONG_SHARED,
+        "return ds_tiles + t % 2 * kWeightElements;", "return ds_tiles;", "race",
+        replace(LONG, seq=200, seq_kv=200),
     ),
     Bug(
-        "Q, dO and dS are not free yet", "v1",
-        "      __syncthreads();  // the tiles of Q, dO and dS are free\n", "", "race",
+        "Q and dO are not there yet", "v1",
+        "      __syncthreads();  // they are there, and dS of the previous queries is done with\n",
+        "", ("race", "uninitialised read"),
     ),
     Bug(
         "dS is not there yet", "v1",
-        "      __syncthreads();  // dS of all warps is there\n", "", ("race", "uninitialised read"),
+        "      __syncthreads();  // dS of all warps is there, and Q and dO are done with\n", "",
+        ("race", "uninitialised read"),
     ),
     Bug(
         "dK leaves before the next keys may come", "v1",
