@@ -23,8 +23,10 @@ __device__ __forceinline__ void zero(float (&fragment)[kRows][kTiles][4]) {
 // and dV the loads of all steps at once would not fit the registers$(", beside all of them those of two do" if fewer_loads else "").
 //% if fewer_loads
 constexpr int kDepthUnroll = kSplit > 1 ? 4 : kRowTiles > 1 ? 2 : 8;
+
 //% else
 constexpr int kDepthUnroll = kSplit > 1 ? 4 : 8;
+
 //% endif
 
 template <int kCols, int kQueries>

@@ -16,9 +16,9 @@ __device__ __forceinline__ void store_fragment(Element* dq, int unit, int i, con
 // keys there is nothing to read, after the last it leaves as the result. A lane meets only values of
 // its own.
 __device__ __forceinline__ void update_query_gradient(float* dq_tile, Element* dq,
-                                                      const Element* ds_tile,
-                                                      const Element* k_tile, float scale, int rows,
-                                                      bool first, bool last) {
+                                                      const Element* ds_tile, const Element* k_tile,
+                                                      float scale, int rows, bool first,
+                                                      bool last) {
 #pragma unroll 1
   for (int unit = threadIdx.x / 32; unit < kUnits; unit += kWarps) {
     QueryGradient gradient;

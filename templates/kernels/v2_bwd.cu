@@ -157,7 +157,8 @@ $(parameters(kernel))) {
   // This block's keys. Under a causal mask the first ones are seen by the most queries.
   const int kv_tiles = (seq_kv + kBlockKV - 1) / kBlockKV;
 //% if ordered
-  const int number = seq_q > 0 ? take_number(turns, smem_raw) : blockIdx.x;  // without queries none waits
+  // Its place in the order of turns; without queries there are none.
+  const int number = seq_q > 0 ? take_number(turns, smem_raw) : blockIdx.x;
   const int block = block_of(number, kv_tiles, gridDim.x / kv_tiles);
 //% endif
   const int first_key = $(block) % kv_tiles * kBlockKV;
@@ -215,6 +216,7 @@ $(parameters(kernel))) {
     const i64 block = (batch * heads + head_at(t)) * q_blocks + query_at(t) / kBlockQ;
     add_query_gradient(dq_acc + block * (kBlockQ * kD), ds_tile(t), k_tile);
   };
+
 //% endif
 //% if ordered
   const int turn = first_key / kBlockKV;  // so many blocks add to a tile before this one
@@ -228,8 +230,8 @@ $(parameters(kernel))) {
   const auto finish_turn = [&](int t) {
     if (t >= 0) end_turn(counter(t));
   };
-//% endif
 
+//% endif
   copy_tile<kBlockKV, kD, kHeadDim>(k_tile, k, k_strides.seq, keys);
   copy_tile<kBlockKV, kDV, kHeadDimV>(v_tile, v, v_strides.seq, keys);
   load(0);

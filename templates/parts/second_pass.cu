@@ -12,8 +12,8 @@ $(parameters(kernel))) {
   Element* slots = do_tile + kBlockKV * kDV;  // tiles of K and V
 //% if tile.p_in == "shared"
   Element* ds_tiles = slots + kSlots * kSlotElements;  // queries by keys
-//% endif
 
+//% endif
   // This block's queries. Under a causal mask the last ones see the most keys.
   const int q_blocks = (seq_q + kBlockKV - 1) / kBlockKV;
   const int first_query = (q_blocks - 1 - blockIdx.x % q_blocks) * kBlockKV;
