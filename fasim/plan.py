@@ -418,7 +418,11 @@ class Plan:
             padded_rows = self._q_blocks(problem) * self.kernel.tile.block_q
             tiles = (*heads, padded_rows, padded(problem.head_dim))
             turns = 1 + math.prod(heads) * self._q_blocks(problem)
-            kinds = {"delta": (rows, "fp32"), "dq_acc": (tiles, "fp32"), "turns": ((turns,), "int32")}
+            kinds = {
+                "delta": (rows, "fp32"),
+                "dq_acc": (tiles, "fp32"),
+                "turns": ((turns,), "int32"),
+            }
             used = POINTERS[self.kernel.variant, "bwd"]
             return {name: kind for name, kind in kinds.items() if name in used}
         if self.kernel.splits:
@@ -548,8 +552,8 @@ def _ragged_split(tile: Tile) -> Iterator[str]:
 
 
 def _ragged_bwd(tile: Tile, algo: str) -> Iterator[str]:
-    """The same where a warp owns keys, and queries come 32 at a time through two slots, V1's through
-    one."""
+    """The same where a warp owns keys, and queries come 32 at a time through two slots, in V1
+    through one."""
     if tile.warps % tile.sharing or tile.block_kv * tile.sharing % (16 * tile.warps):
         yield f"block_kv {tile.block_kv} is not whole 16-key steps for each of {tile.warps} warps"
     if tile.block_q % (step := QUERY_STEP * tile.sharing):

@@ -173,7 +173,7 @@ def _tiles(kernel: KernelSpec) -> dict[str, int]:
         queries = {
             f"{name}, slot {i}": w for i in range(tile.stages) for name, w in _walked(kernel)
         }
-        shared = {name: tile.block_q * tile.block_kv for name in _shared_weights(kernel)}
+        shared = dict.fromkeys(_shared_weights(kernel), tile.block_q * tile.block_kv)
         rows = {name: tile.block_kv * w for name, w in keys.items()}
         return rows | {name: tile.block_q * w for name, w in queries.items()} | shared
     first = "Q, and the warps' parts at the end" if kernel.splits else "Q, and O at the end"

@@ -43,7 +43,7 @@
 //   a88d316f  device/copy_plain.cuh
 //   76c2f1b5  device/integers.cuh
 //   1122107a  device/last_key.cuh
-//   0b9ec592  device/matmul_bwd.cuh
+//   70b9e73a  device/matmul_bwd.cuh
 //   102a617c  device/query_gradient.cuh
 //   868766e9  device/row_products.cuh
 //   fc8eb066  device/score_gradient.cuh
@@ -73,7 +73,7 @@
 // "head_dim_v": 64, "heads": 16, "incoherent": false, "kv_heads": 16, "out_dtype": "fp16", "pass":
 // "bwd", "scale": 0.125, "scales": "tensor", "seq": 1024, "seq_kv": 1024, "softcap": 0.0, "varlen":
 // false, "window": [-1, -1]}, "schema": "fasim.plan/1", "smem_bytes": 164864}
-// ---- the rest of the file has sha256 9ef0408712c818a8a70e4b0c4e4d62e4d01ed111ee4ea7a6fab01e433f0468a1
+// ---- the rest of the file has sha256 1538db9f4e133ba2ca730985ca6b90b7c080e484b50be9ddf2540e9f489da675
 // FlashAttention, backward, in the paper's order (Dao et al. 2022, algorithm 4).
 //
 // Two kernels, launched one after the other with the same arguments:
@@ -367,7 +367,8 @@ __device__ __forceinline__ void zero(float (&fragment)[kRows][kTiles][4]) {
 }
 
 // s = K Q^T, or V dO^T: the warp's keys against kQueries rows of queries. Beside 32 keys' half of dK
-// and dV the loads of all steps at once would not fit the registers, beside all of them those of two do.
+// and dV the loads of all steps at once would not fit the registers; beside the whole of them, and
+// what else this kernel keeps, those of two steps do.
 constexpr int kDepthUnroll = kSplit > 1 ? 4 : kRowTiles > 1 ? 2 : 8;
 
 template <int kCols, int kQueries>

@@ -45,7 +45,7 @@
 //   0854f155  device/copy_async.cuh
 //   76c2f1b5  device/integers.cuh
 //   1122107a  device/last_key.cuh
-//   0b9ec592  device/matmul_bwd.cuh
+//   70b9e73a  device/matmul_bwd.cuh
 //   c74d2ec2  device/query_rows.cuh
 //   868766e9  device/row_products.cuh
 //   fc8eb066  device/score_gradient.cuh
@@ -53,7 +53,7 @@
 //   b0983d9f  device/tile.cuh
 //   c2706fe3  device/types.cuh
 //   b80c26d4  device/words.cuh
-//   a0237620  kernels/v2_bwd.cu
+//   c77ee21f  kernels/v2_bwd.cu
 //   42b7b7d7  parts/constants_bwd.cuh
 //   bef69605  parts/main_bwd.cu
 //   3409e803  parts/second_pass.cu

@@ -49,7 +49,7 @@
 //   cc1884ef  device/copy.cuh
 //   0854f155  device/copy_async.cuh
 //   76c2f1b5  device/integers.cuh
-//   0b9ec592  device/matmul_bwd.cuh
+//   70b9e73a  device/matmul_bwd.cuh
 //   102a617c  device/query_gradient.cuh
 //   868766e9  device/row_products.cuh
 //   fc8eb066  device/score_gradient.cuh
@@ -58,7 +58,7 @@
 //   d24b1fea  device/turns.cuh
 //   c2706fe3  device/types.cuh
 //   b80c26d4  device/words.cuh
-//   a0237620  kernels/v2_bwd.cu
+//   c77ee21f  kernels/v2_bwd.cu
 //   42b7b7d7  parts/constants_bwd.cuh
 //   bef69605  parts/main_bwd.cu
 //   0b6c6077  ptx/atom_add_u32.cuh
@@ -84,7 +84,7 @@
 // "bf16", "pass": "bwd", "scale": 0.125, "scales": "tensor", "seq": 4096, "seq_kv": 4096,
 // "softcap": 0.0, "varlen": false, "window": [-1, -1]}, "schema": "fasim.plan/1", "smem_bytes":
 // 164864}
-// ---- the rest of the file has sha256 ad1f1d8422b8ca8647689e655eb93f81dd71b72aa6b45e515993973c65419180
+// ---- the rest of the file has sha256 8de9c351f39f67a1afb09f11f845e437a093e80c37da9bd5cdfb30b794914ebe
 // FlashAttention-2, backward (Dao 2023, algorithm 2).
 //
 // Three kernels, launched one after the other with the same arguments:
@@ -461,8 +461,9 @@ __device__ __forceinline__ void zero(float (&fragment)[kRows][kTiles][4]) {
 }
 
 // s = K Q^T, or V dO^T: the warp's keys against kQueries rows of queries. Beside 32 keys' half of dK
-// and dV the loads of all steps at once would not fit the registers.
-constexpr int kDepthUnroll = kSplit > 1 ? 4 : 8;
+// and dV the loads of all steps at once would not fit the registers; beside the whole of them, and
+// what else this kernel keeps, those of two steps do.
+constexpr int kDepthUnroll = kSplit > 1 ? 4 : kRowTiles > 1 ? 2 : 8;
 
 template <int kCols, int kQueries>
 __device__ __forceinline__ void scores(Scores<kQueries>& s, const Element* keys,

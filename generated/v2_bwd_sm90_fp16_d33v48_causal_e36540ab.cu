@@ -48,7 +48,7 @@
 //   cc1884ef  device/copy.cuh
 //   0854f155  device/copy_async.cuh
 //   76c2f1b5  device/integers.cuh
-//   0b9ec592  device/matmul_bwd.cuh
+//   70b9e73a  device/matmul_bwd.cuh
 //   102a617c  device/query_gradient.cuh
 //   868766e9  device/row_products.cuh
 //   fc8eb066  device/score_gradient.cuh
@@ -56,7 +56,7 @@
 //   b0983d9f  device/tile.cuh
 //   c2706fe3  device/types.cuh
 //   b80c26d4  device/words.cuh
-//   a0237620  kernels/v2_bwd.cu
+//   c77ee21f  kernels/v2_bwd.cu
 //   42b7b7d7  parts/constants_bwd.cuh
 //   bef69605  parts/main_bwd.cu
 //   337a472a  ptx/cp_async.cuh

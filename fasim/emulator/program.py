@@ -284,8 +284,8 @@ class Program:
         says byte by byte; it is brought up to date, so that a file's next kernel knows what this
         one wrote. ``seed`` draws the order in which warps run and blocks start, ``workers`` threads
         share the blocks, ``ordered`` demands that floats are added up in an order that is always
-        the same, ``describe`` names a byte of shared memory in errors, ``spans`` receives the trace.
-        Raises Fault.
+        the same, ``describe`` names a byte of shared memory in errors, ``spans`` receives the
+        trace. Raises Fault.
         """
         if block > MOST_THREADS or smem_bytes > MOST_SHARED:
             raise UsageError(

@@ -44,8 +44,8 @@ def executed(problem: Problem, algo: str, pass_: str, tiles: Tiles) -> Ints:
 
 
 def _two_passes(problem: Problem, tiles: Tiles) -> Ints:
-    """FLOPs of a head where dQ has a kernel of its own: S, dP, dV and dK of tiles of keys, then S, dP
-    and dQ of tiles of queries, which are as many as there keys."""
+    """FLOPs of a head where dQ has a kernel of its own: S, dP, dV and dK of blocks of keys, then S,
+    dP and dQ of blocks of as many queries."""
     d, dv = padded(problem.head_dim), padded(problem.head_dim_v)
     main = visits(problem, tiles.block_q, tiles.block_kv).steps * (4 * d + 4 * dv)
     queries = visits(problem, tiles.block_kv, tiles.block_q).steps * (4 * d + 2 * dv)

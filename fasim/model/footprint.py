@@ -47,8 +47,8 @@ WANTED_BASE, WANTED_PER_ACCUMULATOR = 62, 1.17
 # Split keys: limits of packed rows, this warp's place in a tile; fp32 spills a few addresses with
 # fewer than the second number.
 SPLIT_REGISTERS = {"fp32": 40, "fp16": 8, "bf16": 8, "e4m3": 8}
-# V1's and V2's backward kernels, whose LSE and D wait in shared memory: what they need, and what it makes do
-# with where that is all that is left. Fitted to nvcc 13.0.
+# V1's and V2's backward kernels, whose LSE and D wait in shared memory: what they need, and what
+# they make do with where that is all that is left. Fitted to nvcc 13.0.
 V2_BACKWARD_REGISTERS, V2_BACKWARD_LEAST = 72, 64
 # V1's plain copies on the way, in blocks of fewer than eight warps.
 V1_BACKWARD_COPIES = 16

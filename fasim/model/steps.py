@@ -230,8 +230,8 @@ def _main_of_two(shape: _Shape, rates: Rates) -> Step:
 def query_step(problem: Problem, rates: Rates, tiles: Tiles) -> Step:
     """A step of the kernel that makes dQ alone: block_kv queries, which warps own as they own keys
     elsewhere, against block_q keys. Every warp reads K twice and V once, or half of them where two
-    share queries; its rows of Q once per QUERY_STEP keys, those of dO once for each 16 rows besides;
-    dS passes through shared memory where two share queries."""
+    share queries; its rows of Q once per QUERY_STEP keys, those of dO once for each 16 rows
+    besides; dS passes through shared memory where two share queries."""
     shape = _Shape(problem, tiles)
     m, n, d, dv, e, split = shape.m, shape.n, shape.d, shape.dv, shape.e, tiles.sharing
     walked = tiles.warps // split * m * (2 * d + dv) * e

@@ -324,17 +324,18 @@ class _Ordered(_Flash):
         return TURN_TRIPS * self.speed.l2_latency
 
     def _clocks(self, law: Law) -> Reals:
-        """At the start each block of a head waits until the one before it is a step ahead; later ones
-        start as far apart as those whose places they take."""
+        """At the start each block of a head waits until the one before it is a step ahead; later
+        ones start as far apart as those whose places they take."""
         heads = self.heads // self.shared
         resident = np.minimum(heads * self.seen.kv_tiles, self.speed.sms * self.tiles.blocks_per_sm)
         convoy = np.minimum(ceil_div(resident, min(heads, ABREAST)), self.seen.kv_tiles)
         full = np.clip(ceil_div(resident, self.speed.sms), 1, self.tiles.blocks_per_sm)
-        return super()._clocks(law) + np.maximum(convoy - 1, 0) * full * law(full)
+        filling = np.maximum(convoy - 1, 0) * full * law(full)
+        return np.asarray(super()._clocks(law) + filling)
 
 
 class _Queries(_Flash):
-    """The kernel that makes dQ alone: V2's backward laws, a block per q tile of block_kv queries."""
+    """The kernel that makes dQ alone: V2's backward laws, a block per block_kv queries."""
 
     def __init__(self, problem: Problem, gpu: Gpu, pass_: str, tiles: Tiles, speed: Rates) -> None:
         super().__init__(problem, gpu, "v2", pass_, tiles, speed)

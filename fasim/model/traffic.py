@@ -206,8 +206,8 @@ def _v2_bwd(problem: Problem, seen: Visits, block_q: Ints) -> Bytes:
 
 
 def _v2_ordered(problem: Problem, seen: Visits, block_q: Ints) -> Bytes:
-    """As V2, and every step asks a tile's counter and moves it; the counters, and that of the blocks
-    which started, begin at 0."""
+    """As V2, and every step asks a tile's counter and moves it; the counters, and that of the
+    blocks which started, begin at 0."""
     heads, any_rows = problem.batch * problem.heads, problem.seq > 0
     moved = _v2_bwd(problem, seen, block_q)
     blocks = problem.batch * problem.kv_heads * seen.kv_tiles
@@ -345,8 +345,8 @@ def _v1_dram(problem: Problem, gpu: Gpu, pass_: str, asked: Bytes, resident: Int
 def _second_pass_dram(
     problem: Problem, gpu: Gpu, tiles: Tiles, asked: Bytes, resident: Ints
 ) -> Bytes:
-    """A backward walk without dQ, then one over K and V, as forward, that reads Q, dO, LSE and D and
-    writes dQ."""
+    """A backward walk without dQ, then one over K and V, as forward, that reads Q, dO, LSE and D
+    and writes dQ."""
     p, t = problem, Tensors.of(problem)
     rows = replace(tiles, block_q=tiles.block_kv)
     keys = _walk_dram(p, gpu, "fwd", rows, asked, resident)
@@ -379,7 +379,9 @@ def _walk_dram(
     row = (p.head_dim + p.head_dim_v) * e
     row_bwd = row + 8 + 4 * padded(p.head_dim)
     alive = heads * (p.seq_kv * row if forward else p.seq * row_bwd)
-    convoy = np.clip(resident // heads, 1, per_walk) if abreast > 1 else np.minimum(resident, per_walk)
+    convoy = (
+        np.clip(resident // heads, 1, per_walk) if abreast > 1 else np.minimum(resident, per_walk)
+    )
     passes = np.where(alive <= L2_SHARE * gpu.l2_bytes, 1, ceil_div(per_walk, convoy))
     extra = np.where(passes > 1, passes * (1 + DRIFT) - 1, 0.0)
     least = _least(problem, pass_, asked)

@@ -4,7 +4,7 @@
 //% set ordered = kernel.dq == "ordered"
 //% set shares_ds = not second_pass or tile.p_in == "shared"
 //% set block = "block" if ordered else "blockIdx.x"
-//% set fewer_loads = ordered and tile.warps < 8
+//% set fewer_loads = ordered
 // Three kernels, launched one after the other with the same arguments:
 //% if second_pass
 //   prepare  D = rowsum(dO * O), one fp32 a row

@@ -314,8 +314,8 @@ BARRIERS = (
     ),
 )
 
-# Blocks take numbers, and add to y[2] in their order: y[0] counts blocks, y[1] turns. The last thread
-# asks, the first one adds, and the one of the other warp again ends the turn.
+# Blocks take numbers, and add to y[2] in their order: y[0] counts blocks, y[1] turns. The last
+# thread asks, the first one adds, and one of the other warp ends the turn.
 TURNS = """if (i == 0) tile[0] = ptx::atom_add_u32(y, 1);
   __syncthreads();
   const u32 number = tile[0];

@@ -99,6 +99,11 @@ ARRIVED = """    ptx::cp_async_wait_group<0>();
     load(t + 1);
 """
 NEXT = "    __syncthreads();\n    load(t + 1);\n"
+Q_ARRIVED = (
+    "  __syncthreads();"
+    "  // Q has arrived, even where there was no step, and its tile is free for dQ\n"
+)
+KEYS_LEFT = "    __syncthreads();  // dK and dV of the previous keys have left through the tiles of K and V\n"
 
 BUGS = (
     Bug(
@@ -295,7 +300,8 @@ BUGS = (
     ),
     Bug(
         "counters start where they were", "ordered",
-        "  if (threadIdx.x == 0) turns[1 + blockIdx.x] = 0;", "  if (false) turns[1 + blockIdx.x] = 0;",
+        "  if (threadIdx.x == 0) turns[1 + blockIdx.x] = 0;",
+        "  if (false) turns[1 + blockIdx.x] = 0;",
         "uninitialised read",
     ),
     Bug(
@@ -349,7 +355,8 @@ BUGS = (
     ),
     Bug(
         "the queries of a tile past the last are walked", "ordered",
-        "return (q_blocks - 1 - t % q_tiles) * kBlockQ;", "return (q_blocks - t % q_tiles) * kBlockQ;",
+        "return (q_blocks - 1 - t % q_tiles) * kBlockQ;",
+        "return (q_blocks - t % q_tiles) * kBlockQ;",
         ("out of bounds", "deadlock", "race", "uninitialised read", "unordered addition", MATCHES),
     ),
     Bug(
@@ -376,7 +383,8 @@ BUGS = (
     ),
     Bug(
         "rows past the end of L are read", "second_pass",
-        "threadIdx.x % 4 == 0 && row_of(i) < rows;", "threadIdx.x % 4 == 0;", ("out of bounds", BYTES),
+        "threadIdx.x % 4 == 0 && row_of(i) < rows;", "threadIdx.x % 4 == 0;",
+        ("out of bounds", BYTES),
     ),
     Bug(
         "every lane of a quad reads L", "second_pass",
@@ -389,12 +397,12 @@ BUGS = (
     ),
     Bug(
         "Q arrives when dQ has taken its place", "second_pass",
-        "  __syncthreads();  // Q has arrived, even where there was no step, and its tile is free for dQ\n",
+        Q_ARRIVED,
         "", ("race", "copy in flight"), replace(USUAL, seq=100, seq_kv=20),
     ),
     Bug(
         "dQ is made of dS that is not there yet", "second_pass, P in shared",
-        "  __syncthreads();  // Q has arrived, even where there was no step, and its tile is free for dQ\n",
+        Q_ARRIVED,
         "", ("race", "uninitialised read"),
     ),
     Bug(
@@ -414,7 +422,7 @@ BUGS = (
     ),
     Bug(
         "dK leaves before the next keys may come", "v1",
-        "    __syncthreads();  // dK and dV of the previous keys have left through the tiles of K and V\n",
+        KEYS_LEFT,
         "", "race", replace(LONG, seq=32),
     ),
     Bug(

@@ -70,7 +70,10 @@ def test_ordered_additions_keep_a_counter_for_every_tile_of_dq() -> None:
     problem = plan.problem.with_(batch=2, heads=6, kv_heads=3, seq=100, seq_kv=300)
     launch = plan.launch_for(problem)
     assert launch.workspaces["turns"] == ((1 + 2 * 6 * 2,), "int32")
-    assert launch.workspaces["dq_acc"] == BACKWARD.launch_for(problem.with_(deterministic=False)).workspaces["dq_acc"]
+    assert (
+        launch.workspaces["dq_acc"]
+        == BACKWARD.launch_for(problem.with_(deterministic=False)).workspaces["dq_acc"]
+    )
     assert plan.kernel.repeats("dq")
 
 
