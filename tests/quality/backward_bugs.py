@@ -103,7 +103,11 @@ Q_ARRIVED = (
     "  __syncthreads();"
     "  // Q has arrived, even where there was no step, and its tile is free for dQ\n"
 )
-KEYS_LEFT = "    __syncthreads();  // dK and dV of the previous keys have left through the tiles of K and V\n"
+KEYS_LEFT = (
+    "    __syncthreads();"
+    "  // dK and dV of the previous keys have left through the tiles of K and V\n"
+)
+
 
 BUGS = (
     Bug(
