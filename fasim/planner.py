@@ -314,11 +314,11 @@ def _base(
         useful_flops=flops.useful(problem, pass_),
         generable=not gap,
         reason=gap,
-        assumed=(*rates(gpu, algo, problem).assumed, *_uncharged(problem, pass_)),
+        assumed=(*rates(gpu, algo, problem).assumed, *_uncharged(problem, algo, pass_)),
     )
 
 
-def _uncharged(problem: Problem, pass_: str) -> Iterable[str]:
+def _uncharged(problem: Problem, algo: str, pass_: str) -> Iterable[str]:
     """What the problem asks for and time, traffic and memory leave out, a sentence each."""
     backward = pass_ != "fwd"
     asked = {
@@ -330,6 +330,8 @@ def _uncharged(problem: Problem, pass_: str) -> Iterable[str]:
         yield f"{name} is charged forward only: backward is that without it"
     if problem.varlen:
         yield "varlen: every sequence is charged as the longest"
+    if problem.deterministic and backward and algo == "v3":
+        yield "deterministic: v3 is charged with additions to dQ in any order"
 
 
 def _entries(ranking: _Ranking, base: Entry, chosen: Sequence[int]) -> list[Entry]:

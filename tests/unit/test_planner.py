@@ -560,6 +560,12 @@ def test_what_repeats_anyway_is_the_same_kernel():
         assert asked.repeats("dq") or pass_ == "fwd"
 
 
+def test_a_pass_without_a_deterministic_form_says_so():
+    gpu = gpus.load("h200")
+    said = [planner.plan(DETERMINISTIC, gpu, algo).assumed for algo in ("v2", "v3")]
+    assert [any("deterministic" in line for line in lines) for lines in said] == [False, True]
+
+
 def test_a_form_belongs_to_a_deterministic_backward_pass():
     gpu = gpus.load("a100-80gb")
     for options in ({"deterministic": False}, {"pass_": "fwd"}):
