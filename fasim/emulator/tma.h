@@ -255,6 +255,7 @@ inline void Worker::send(u8* to, u32 bytes, const Store& store) {
          "a reduction adds to [[%s+%zu]], which nobody wrote", array.name,
          std::size_t(to - array.base));
   }
+  if (store.adds) in_order(to, bytes / 4, store.place);
   Access by = access(thread, store.place);
   by.agent = by.agents.stores(thread.index);
   by.epoch = store.group;
