@@ -127,16 +127,13 @@ def parameter_offsets(cubin: bytes, entry: str) -> list[int]:
     """Where the driver wants each parameter of a kernel. The device's context must be current.
 
     Parameters do not begin at a multiple of 64 in the constant bank, so a struct aligned to 64 does
-    not come first at offset 0 (CUDA driver API, cuFuncGetParamInfo).
+    not come first at offset 0 (CUDA driver API, cuFuncGetParamInfo). The module stays loaded: the
+    kernel is launched from another load of the same file, and asked about once.
     """
     driver, module, function = _driver(), ctypes.c_void_p(), ctypes.c_void_p()
     _check(driver.cuModuleLoadData(ctypes.byref(module), cubin), "cuModuleLoadData")
-    try:
-        name = entry.encode()
-        _check(driver.cuModuleGetFunction(ctypes.byref(function), module, name), entry)
-        return _offsets(driver, function)
-    finally:
-        driver.cuModuleUnload(module)
+    _check(driver.cuModuleGetFunction(ctypes.byref(function), module, entry.encode()), entry)
+    return _offsets(driver, function)
 
 
 def _offsets(driver: Any, function: ctypes.c_void_p) -> list[int]:

@@ -27,6 +27,8 @@ struct Store {
   u32 group;
   u32 place;
   bool adds;  // floats
+  const u8* from;
+  u32 bytes;
   std::vector<Row> rows;
 };
 

@@ -16,6 +16,7 @@
 #include "clock.h"
 #include "fiber.h"
 #include "numbers.h"
+#include "order.h"
 #include "shadow.h"
 #include "trace.h"
 
@@ -23,6 +24,7 @@ namespace emulator {
 
 constexpr u32 kLine = 0x80000000;  // the place is a line of the kernel, not an offset in the code
 constexpr u32 kBarriers = 16;
+constexpr u32 kMostShared = 232448;  // bytes of one block on any GPU so far: 227 KiB
 constexpr u32 kSystemBytes = 1024;  // at the start of the shared window
 constexpr u32 kRegisterFile = 65536;  // of an SM
 
@@ -50,6 +52,8 @@ struct Thread {
   const u8* held_begin = nullptr;  // of all that is held
   const u8* held_end = nullptr;
   u64 waited = 0;  // mbarriers that it has waited at
+  const void* asked = nullptr;  // the counter that it asked last, and what that said
+  u32 answer = 0;
 
   u32 warp() const { return index / 32; }
   u32 lane() const { return index % 32; }
@@ -121,7 +125,7 @@ class Random {
 struct Launch {
   const Request& request;
   std::deque<Array> arrays;
-  std::atomic<u64> next_block{0};
+  Order order;
   std::atomic<bool> failed{false};
 
   explicit Launch(const Request& r) : request(r) {
@@ -151,11 +155,16 @@ class Worker {
   Warp& warp_of(const Thread& thread) { return warps_[thread.warp()]; }
   const Launch& launch() const { return *launch_; }
   Index block_index() const;
+  u64 number() const { return number_; }  // of the block it runs or ran last, among those started
 
   // ---- memory (memory.h)
   void keep_going(u32 place);
   void touch(const void* address, u32 size, bool write, u32 place);
   void update(const void* address, u32 size, u32 place);  // an atomic read and write
+  void in_order(const void* words, u32 count, u32 place);  // additions of floats
+  u32 load_acquire(const u32* counter, u32 place);
+  void add_release(u32* counter, u32 x, u32 place);
+  void count_move();  // of a counter
   void load_row(Thread& thread, u32 address, u32 size, u32 place);  // of a matrix
   void store_row(Thread& thread, u32 address, u32 size, u32 place);
   void copy(void* to, const void* from, u32 size, bool valid, u32 place);
@@ -200,10 +209,13 @@ class Worker {
   Operation& operation(Kind kind) { return counts.operations[kind]; }
   void trace(Kind kind, u32 place) { trace(kind, place, -1, 0, 0, 0); }
   void trace(Kind kind, u32 place, i64 array, i64 offset, u32 size, u32 smem) {
+    trace(kind, place, array, offset, size, smem, size);
+  }
+  void trace(Kind kind, u32 place, i64 array, i64 offset, u32 size, u32 smem, u32 smem_size) {
     if (!launch_->request.trace) return;
     const Warp& warp = warp_of(*current_);
     tracer.add({u32(block_), warp.index, kind, place, 0, 0, 1, array, offset, offset + size, smem,
-                smem + size});
+                smem + smem_size});
   }
 
   Counts counts{};
@@ -233,6 +245,8 @@ class Worker {
   Agents agents() const { return {launch_->threads()}; }
   Access access(const Thread& thread, u32 place);
   void shared(Thread& thread, std::size_t offset, u32 size, bool write, u32 place);
+  bool beyond(std::size_t offset, u32 size) const;
+  i64 from_address(u32 address) const;
   void check_shared(Thread& thread, std::size_t offset, u32 size, u32 place);
   void update_shared(Thread& thread, std::size_t offset, u32 size, u32 place);
   std::size_t row_offset(Thread& thread, u32 address, u32 size, u32 place);
@@ -248,6 +262,8 @@ class Worker {
   }
   [[noreturn]] void stray(const Thread& thread, const u8* address, u32 size, u32 place);
   void land(Thread& thread, u32 group);
+  void wait_for_others(const Thread& thread, u32 place);
+  bool knows(const Thread& thread, const Adder& adder) const;
 
   // ---- mbarriers
   std::size_t shared_offset(const void* pointer, u32 bytes, u32 place);
@@ -266,12 +282,12 @@ class Worker {
   void check_aligned(std::size_t offset, u32 swizzle, u32 place);
   void check_bulk(const void* smem, const void* global, u32 bytes, u32 place);
   Landing begin_load(void* smem, u32 bytes, u32 swizzle, const void* mbarrier, u32 place);
-  void fetch(const u8* from, u32 bytes, std::size_t to, u32 place);
+  void fetch(const u8* from, u32 bytes, const Landing& landing);
   bool land_one();
   void check_landed();
-  Store begin_store(u32 bytes, bool adds, u32 place);
+  Store begin_store(const void* smem, u32 bytes, bool adds, u32 place);
   void take(u8* from, u8* to, u32 bytes, Store& store);
-  void send(u8* to, u32 bytes, std::size_t from, const Store& store);
+  void send(u8* to, u32 bytes, const Store& store);
   void drain(const Store& store);
 
   // ---- products
@@ -316,6 +332,9 @@ class Worker {
   Random random_;
   Clocks clocks_;
   u64 block_ = 0;
+  u64 number_ = 0;  // of this block among those that started
+  bool given_up_ = false;  // as it waited for a block that failed
+  std::vector<Learned> learned_;  // of other blocks, by this one
   u64 touches_ = 0;  // of this block, against the budget
   u32 epoch_ = 1;  // no access so far was filed under it or anything later
   u32 ready_ = 0;  // warps with lanes that can go on

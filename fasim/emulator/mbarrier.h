@@ -12,7 +12,7 @@ constexpr i64 kMostBytes = (1 << 20) - 1;  // that a phase can wait for
 
 inline std::size_t Worker::shared_offset(const void* pointer, u32 bytes, u32 place) {
   const std::size_t offset = static_cast<const u8*>(pointer) - shared_base_;
-  if (offset >= shared_bytes_ || offset + bytes > dynamic_ + launch_->request.smem_bytes) {
+  if (offset >= shared_bytes_ || beyond(offset, bytes)) {
     fail(current_, "out of bounds", place,
          "%u bytes at [[shared+%" PRId64
          "]] are not in the %u bytes of dynamic shared memory of this launch",

@@ -125,7 +125,7 @@ inline void Worker::load_box(void* smem, const void* map_at, const void* mbarrie
   Landing landing = begin_load(smem, map.box_bytes(), map.swizzle, mbarrier, place);
   const u32 first = u32(offset - dynamic_) + window_;
   for_each_row(map, at, [&](u32 byte, u8* from, u32 bytes) {
-    fetch(from, bytes, offset, place);
+    fetch(from, bytes, landing);
     for_each_part(byte, bytes, map.swizzle, [&](u32 part, u32 size) {
       u8* to = from_window(swizzled(first + part, map.swizzle));
       landing.pieces.push_back({to, from + (part - byte), size});
@@ -136,10 +136,10 @@ inline void Worker::load_box(void* smem, const void* map_at, const void* mbarrie
 
 inline void Worker::load_bulk(void* smem, const void* global, u32 bytes, const void* mbarrier,
                               u32 place) {
-  const std::size_t offset = shared_offset(smem, bytes, place);
+  shared_offset(smem, bytes, place);
   check_bulk(smem, global, bytes, place);
   Landing landing = begin_load(smem, bytes, kUnknownSwizzle, mbarrier, place);
-  fetch(static_cast<const u8*>(global), bytes, offset, place);
+  fetch(static_cast<const u8*>(global), bytes, landing);
   landing.pieces.push_back({static_cast<u8*>(smem), static_cast<const u8*>(global), bytes});
   landings_.push_back(std::move(landing));
 }
@@ -173,10 +173,11 @@ inline Landing Worker::begin_load(void* smem, u32 bytes, u32 swizzle, const void
 }
 
 // A run of global memory that a load reads.
-inline void Worker::fetch(const u8* from, u32 bytes, std::size_t to, u32 place) {
+inline void Worker::fetch(const u8* from, u32 bytes, const Landing& landing) {
+  const u32 place = landing.place, to = u32(landing.to - shared_base_ - dynamic_);
   Array& array = array_of(*current_, from, bytes, place);
   read_array(*current_, array, from, bytes, place);
-  trace(kTmaLoad, place, array.index, from - array.base, bytes, u32(to - dynamic_));
+  trace(kTmaLoad, place, array.index, from - array.base, bytes, to, landing.bytes);
 }
 
 // One of the copies in flight arrives, chosen by the seed. False if there is none.
@@ -205,9 +206,9 @@ inline void Worker::store_box(const void* map_at, const void* smem, const int* a
     fail(current_, "tensor map mismatch", place, "the emulator adds tensors of fp32 only");
   }
   const u32 first = u32(offset - dynamic_) + window_;
-  Store store = begin_store(map.box_bytes(), adds, place);
+  Store store = begin_store(smem, map.box_bytes(), adds, place);
   for_each_row(map, at, [&](u32 byte, u8* to, u32 bytes) {
-    send(to, bytes, offset, store);
+    send(to, bytes, store);
     for_each_part(byte, bytes, map.swizzle, [&](u32 part, u32 size) {
       u8* from = from_window(swizzled(first + part, map.swizzle));
       take(from, to + (part - byte), size, store);
@@ -219,18 +220,18 @@ inline void Worker::store_box(const void* map_at, const void* smem, const int* a
 inline void Worker::store_bulk(void* global, const void* smem, u32 bytes, bool adds, u32 place) {
   const std::size_t offset = shared_offset(smem, bytes, place);
   check_bulk(smem, global, bytes, place);
-  Store store = begin_store(bytes, adds, place);
-  send(static_cast<u8*>(global), bytes, offset, store);
+  Store store = begin_store(smem, bytes, adds, place);
+  send(static_cast<u8*>(global), bytes, store);
   take(shared_base_ + offset, static_cast<u8*>(global), bytes, store);
   current_->stores.push_back(std::move(store));
 }
 
-inline Store Worker::begin_store(u32 bytes, bool adds, u32 place) {
+inline Store Worker::begin_store(const void* smem, u32 bytes, bool adds, u32 place) {
   keep_going(place);
   Operation& store = operation(kTmaStore);
   ++store.count;
   store.bytes += bytes;
-  return {current_->store_group, place, adds, {}};
+  return {current_->store_group, place, adds, static_cast<const u8*>(smem), bytes, {}};
 }
 
 // A run of shared memory that a store reads when it is waited for.
@@ -246,7 +247,7 @@ inline void Worker::take(u8* from, u8* to, u32 bytes, Store& store) {
 }
 
 // A run of global memory that a store writes.
-inline void Worker::send(u8* to, u32 bytes, std::size_t from, const Store& store) {
+inline void Worker::send(u8* to, u32 bytes, const Store& store) {
   Thread& thread = *current_;
   Array& array = array_of(thread, to, bytes, store.place);
   if (store.adds && !(array.writable && array.shadow.written(to - array.base, bytes))) {
@@ -254,11 +255,13 @@ inline void Worker::send(u8* to, u32 bytes, std::size_t from, const Store& store
          "a reduction adds to [[%s+%zu]], which nobody wrote", array.name,
          std::size_t(to - array.base));
   }
+  if (store.adds) in_order(to, bytes / 4, store.place);
   Access by = access(thread, store.place);
   by.agent = by.agents.stores(thread.index);
   by.epoch = store.group;
   write_array(thread, array, to, bytes, by, store.adds);
-  trace(kTmaStore, store.place, array.index, to - array.base, bytes, u32(from - dynamic_));
+  const u32 from = u32(store.from - shared_base_ - dynamic_);
+  trace(kTmaStore, store.place, array.index, to - array.base, bytes, from, store.bytes);
 }
 
 inline void Worker::commit_stores() { ++current_->store_group; }

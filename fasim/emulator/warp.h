@@ -271,7 +271,7 @@ inline void Worker::resume(Thread& thread) {
 // Runs warps in an order drawn from the seed, each until its lanes wait or it is left for another.
 // Copies of TMA land now and then, as the seed has it, and at the latest when nobody can go on.
 inline void Worker::schedule() {
-  while (!fault.rule[0] && !*launch_->request.stop) {
+  while (!fault.rule[0] && !given_up_ && !*launch_->request.stop) {
     const bool early = !landings_.empty() && random_.below(16) >= lateness_;
     if ((early || !ready_) && land_one()) continue;
     if (!ready_) return;
@@ -336,6 +336,7 @@ inline void Worker::begin_block() {
   shared_shadow_.begin(epoch_, nullptr);
   std::memset(smem_raw, 0xff, request.smem_bytes);
   touches_ = 0;
+  learned_.clear();
   constexpr u32 kLateness[] = {16, 15, 8, 2};
   Random late;  // of its own: without TMA the order of warps is what it always was
   late.seed(~request.seed, block_);
@@ -378,6 +379,7 @@ inline void Worker::begin_threads() {
     thread.waited = 0;
     const u32 before = epoch_ - 1;
     thread.done = {before, before, before, before, before, before};
+    thread.asked = nullptr;
     clocks_.assign(thread.clock, clock);
   }
   clocks_.drop(clock);
@@ -415,7 +417,7 @@ inline void Worker::run_block() {
   schedule();
   u32 alive = 0;
   for (const Warp& warp : warps_) alive |= warp.alive;
-  if (alive && !fault.rule[0] && !*launch_->request.stop) deadlock();
+  if (alive && !fault.rule[0] && !given_up_ && !*launch_->request.stop) deadlock();
   end_block();
 }
 
@@ -424,6 +426,7 @@ inline void Worker::prepare(Launch& launch, std::size_t shared_bytes) {
   launch_ = &launch;
   counts = {};
   fault = {};
+  given_up_ = false;
   tracer.spans.clear();
   recent_ = nullptr;
   const bool worn = epoch_ > 1u << 30;  // epochs begin anew before they could run out
@@ -443,17 +446,21 @@ inline void Worker::prepare(Launch& launch, std::size_t shared_bytes) {
   epoch_ = 1;
 }
 
-// All blocks that are left, one by one. `shared` is this system thread's instance of the kernel's
-// shared memory.
+// All blocks that are left, one by one, in an order drawn from the seed. `shared` is this system
+// thread's instance of the kernel's shared memory.
 inline void Worker::run(u8* shared) {
   shared_base_ = shared;
   dynamic_ = smem_raw - shared;
   window_ = kSystemBytes + u32(u64(smem_raw) % kSystemBytes);
   for (;;) {
-    block_ = launch_->next_block++;
-    if (block_ >= launch_->blocks() || launch_->stopped()) return;
-    run_block();
+    number_ = launch_->order.start();
+    if (number_ < launch_->blocks() && !launch_->stopped()) {
+      block_ = nth_block(number_, launch_->blocks(), launch_->request.seed);
+      run_block();
+    }
+    launch_->order.end(number_);
     if (fault.rule[0]) launch_->failed = true;
+    if (number_ + 1 >= launch_->blocks() || launch_->stopped()) return;
   }
 }
 

@@ -250,8 +250,8 @@ inline void Worker::check_operand(const Access& by, u32 first, const ProductKind
   check_strides(thread, layout, rows, transposed, name, by.place);
   u32 agent = Access::kNobody, epoch = 0;
   for_each_chunk(layout, rows, transposed, kind.type, [&](u32 address, u32, u32) {
-    const i64 offset = i64(dynamic_) + i64(address) - window_;
-    if (offset < 0 || u64(offset) + 16 > dynamic_ + launch_->request.smem_bytes) {
+    const i64 offset = from_address(address);
+    if (offset < 0 || beyond(u64(offset), 16)) {
       fail(&thread, "out of bounds", by.place,
            "operand %s reads shared address %u, outside the launch's shared memory", name, address);
     }

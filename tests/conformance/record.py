@@ -57,7 +57,8 @@ def outputs(case: Case, nvcc: Nvcc, arch: str) -> dict[str, Array]:
     from pycuda import driver
 
     binary = cubin(case, nvcc, case.arch if case.arch.endswith("a") else arch)
-    function = driver.module_from_buffer(binary).get_function(case.kernel)
+    module = driver.module_from_buffer(binary)
+    function = module.get_function(case.kernel)
     if case.smem_bytes > gpu.OPT_IN_SMEM_BYTES:
         attribute = driver.function_attribute.MAX_DYNAMIC_SHARED_SIZE_BYTES
         function.set_attribute(attribute, case.smem_bytes)

@@ -6,7 +6,8 @@ import pytest
 from hopper import NOTHING, Shape, finder, launch, source
 from hopper_bugs import BUGS, SEEDS, Bug, look, right
 
-from fasim.emulator.program import Fault
+from fasim.emulator.program import Fault, Span
+from fasim.emulator.trace import roles
 
 pytestmark = pytest.mark.emulator
 
@@ -53,3 +54,18 @@ def test_a_deadlock_tells_who_waits_for_what() -> None:
     assert "is in phase 0, parity 0, and misses 2 of 2 arrivals and 0 bytes" in fault.value.why
     assert "mbarrier_init(&barriers.empty_v[i], kConsumers)" in fault.value.why
     assert "warp 1 has exited" in fault.value.why
+
+
+def test_a_trace_tells_who_produces_and_who_consumes() -> None:
+    spans: list[Span] = []
+    launch(source(), Shape(rows=128, keys=256), 0, spans)
+    assert roles(spans) == {0: "producer", **dict.fromkeys(range(4, 12), "consumer")}
+    copies = [span for span in spans if span.kind == "tma load"]
+    assert [(span.array, span.count > 0) for span in copies] == [
+        *[("q", True), ("k", True), ("v", True), ("k", True), ("v", True)]
+    ]
+    assert copies[0].shared == (0, 32768)  # both slabs
+    waits = [span for span in spans if span.kind == "mbarrier" and span.warp == 0]
+    assert len(waits) == 5
+    products = {span.warp for span in spans if span.kind == "wgmma"}
+    assert products == set(range(4, 12))
