@@ -101,7 +101,7 @@ class _Case:
     @property
     def dims(self) -> tuple[int, int, int]:
         p = self.problem
-        return padded(p.head_dim), padded(p.head_dim_v), p.element_bytes
+        return padded(p.head_dim, p.dtype), padded(p.head_dim_v, p.dtype), p.element_bytes
 
     @property
     def tiles(self) -> Tiles:

@@ -16,7 +16,7 @@ from fasim.gpu import Gpu
 from fasim.model import footprint
 from fasim.model.occupancy import register_cap, residency
 from fasim.model.tiles import Bools, Ints, Tiles, ceil_div, padded
-from fasim.plan import BACKWARD_STAGES, QUERY_STEP, split_count
+from fasim.plan import BACKWARD_STAGES, QUERY_STEP, matrix_granule, split_count
 from fasim.problem import Problem
 
 KIB = 1024
@@ -77,7 +77,7 @@ class Case:
     @property
     def kv_granule(self) -> int:
         """Keys of one matmul step over N: 16 for 16-bit and fp32 tiles, 32 for e4m3."""
-        return 32 if self.problem.dtype == "e4m3" else 16
+        return matrix_granule(self.problem.dtype)
 
     @property
     def grid(self) -> Ints:
@@ -321,7 +321,8 @@ def _halved_columns() -> Rule:
 
 
 def _halves(problem: Problem) -> bool:
-    return {padded(problem.head_dim), padded(problem.head_dim_v)} <= {32, 64, 128, 256}
+    widths = {padded(n, problem.dtype) for n in (problem.head_dim, problem.head_dim_v)}
+    return widths <= {32, 64, 128, 256}
 
 
 def _resident() -> Rule:

@@ -14,7 +14,7 @@ import numpy as np
 
 from fasim.gpu import Gpu
 from fasim.model.tiles import Ints, Tiles, padded, round_up
-from fasim.plan import QUERY_STEP, WARP
+from fasim.plan import LAZY_DTYPES, QUERY_STEP, WARP
 from fasim.problem import Problem
 
 # Registers of a thread besides its accumulators: addresses, loop state, softmax statistics ...
@@ -154,7 +154,7 @@ def _v3_bwd_smem(problem: Problem, tiles: Tiles) -> Any:
 
 def _accumulators(problem: Problem, tiles: Tiles) -> Ints:
     """fp32 accumulators of O and S; P packs into S."""
-    return tiles.rows_per_warp * (padded(problem.head_dim_v) + tiles.step_kv) // 32
+    return tiles.rows_per_warp * (padded(problem.head_dim_v, problem.dtype) + tiles.step_kv) // 32
 
 
 def _scores(tiles: Tiles) -> Ints:
@@ -186,7 +186,7 @@ def lazy_registers(problem: Problem, tiles: Tiles) -> Ints:
     """What keeps tiles away whose lazy weights would not fit beside the rest; 0 for all others."""
     held = _accumulators(problem, tiles) + tiles.step_kv // 4  # the weights of 16 rows
     crowded = (_scores(tiles) > MOST_LAZY_SCORES) | (held > MOST_HELD)
-    return np.asarray(LAZY_REGISTERS * crowded * (problem.dtype != "fp32"))
+    return np.asarray(LAZY_REGISTERS * crowded * (problem.dtype in LAZY_DTYPES))
 
 
 def _special(problem: Problem, tiles: Tiles) -> Ints:
@@ -250,7 +250,7 @@ def _v2_bwd_registers(problem: Problem, tiles: Tiles) -> Any:
 def _v3_fwd_registers(problem: Problem, tiles: Tiles) -> Any:
     """A warpgroup of 128 threads owns 64 rows: S N/2, O D_v/2, P N e/8 unless it is in shared."""
     p = tiles.block_kv * problem.element_bytes // 8 * ~tiles.p_shared
-    return tiles.block_kv // 2 + padded(problem.head_dim_v) // 2 + p + WGMMA_SLACK
+    return tiles.block_kv // 2 + padded(problem.head_dim_v, problem.dtype) // 2 + p + WGMMA_SLACK
 
 
 def _v3_bwd_registers(problem: Problem, tiles: Tiles) -> Any:
@@ -265,7 +265,8 @@ def _bwd_accumulators(problem: Problem, tiles: Tiles) -> Any:
 
 
 def _dims(problem: Problem) -> tuple[int, int, int]:
-    return padded(problem.head_dim), padded(problem.head_dim_v), problem.element_bytes
+    d, dv = (padded(n, problem.dtype) for n in (problem.head_dim, problem.head_dim_v))
+    return d, dv, problem.element_bytes
 
 
 _Count = Callable[[Problem, Tiles], Any]
@@ -369,13 +370,15 @@ def parts_bytes(problem: Problem, splits: Ints) -> Ints:
 def merge_bytes(problem: Problem, tiles: Tiles) -> Ints:
     """Shared memory in which the warps of a block of split keys leave their parts: rows of O, m and
     l in fp32, padded to 8 floats so that 8 rows lie in 8 bank groups."""
-    return np.asarray(tiles.warps * tiles.block_q * (padded(problem.head_dim_v) + 8) * 4)
+    columns = padded(problem.head_dim_v, problem.dtype) + 8
+    return np.asarray(tiles.warps * tiles.block_q * columns * 4)
 
 
 def _dq_workspace(problem: Problem) -> int:
     """dQ accumulates in fp32 over rows padded to 128; D = rowsum(dO * O) is a float a row."""
     rows = problem.batch * problem.heads * int(round_up(problem.seq, 128))
-    return rows * 4 * padded(problem.head_dim) + problem.batch * problem.heads * problem.seq * 4
+    delta = problem.batch * problem.heads * problem.seq * 4
+    return rows * 4 * padded(problem.head_dim, problem.dtype) + delta
 
 
 def budget(gpu: Gpu, reserve: int = 0) -> int:
