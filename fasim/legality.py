@@ -50,14 +50,15 @@ class Case:
     @classmethod
     def of(cls, problem: Problem, gpu: Gpu, algo: str, pass_: str, tiles: Tiles) -> Case:
         smem = footprint.smem_bytes(problem, algo, pass_, tiles)
-        registers = footprint.registers(problem, algo, pass_, tiles)
+        capability = gpu.compute_capability
+        registers = footprint.registers(problem, algo, pass_, tiles, capability)
         threads = tiles.threads + (PRODUCER_THREADS if algo == "v3" else 0)
         launch = register_cap(gpu, threads, 1) if algo == "v3" else registers
         blocks, limiter = residency(gpu, threads, launch, smem)
         share = register_cap(gpu, threads, blocks)
         if algo == "v2_split":
             tiles = tiles.split(_split_counts(problem, tiles, gpu.sm_count * blocks))
-        granted = footprint.granted(problem, algo, pass_, tiles, share)
+        granted = footprint.granted(problem, algo, pass_, tiles, share, capability)
         resident = tiles.resident(np.maximum(blocks, 1)).granted(granted)
         cap = _consumer_cap(tiles) if algo == "v3" else register_cap(gpu, threads, 1)
         return cls(

@@ -586,7 +586,7 @@ def matrix_granule(dtype: str) -> int:
     return 32 if dtype == "e4m3" else 16
 
 
-def padded(head_dim: int, dtype: str) -> int:
+def padded(head_dim: int, dtype: str = "fp16") -> int:
     """head_dim rounded up to whole steps of a matrix product."""
     granule = matrix_granule(dtype)
     return -(-head_dim // granule) * granule

@@ -184,7 +184,7 @@ def _peaked(x: dict[str, Array], problem: Problem, tile: Tile) -> dict[str, Arra
 
 def _huge(x: dict[str, Array], problem: Problem, tile: Tile) -> dict[str, Array]:
     """Scores near 1e11, all equal and exact in fp32: the exponent must still be 0."""
-    number = 16640.0 if problem.dtype == "fp16" else 133120.0
+    number = 16640.0 if problem.out_dtype == "fp16" else 133120.0
     return {name: np.full(y.shape, number) for name, y in x.items()}
 
 

@@ -29,7 +29,7 @@ from fasim.problem import DTYPE_BYTES
 
 Origin = tuple[str, int]
 
-CTYPES = {"fp32": "float", "fp16": "u16", "bf16": "u16", "e4m3": "u8"}
+CTYPES = {"fp32": "float", "fp16": "u16", "bf16": "u16", "e4m3": "unsigned char"}
 PTX_TYPES = {"fp16": "f16", "bf16": "bf16", "e4m3": "e4m3"}
 ARGUMENT_TYPES = {"i32": "int", "f32": "float", "i64x3": "Strides"}
 TEMPLATES = {

@@ -47,6 +47,13 @@ WANTED_BASE, WANTED_PER_ACCUMULATOR = 62, 1.17
 # Split keys: limits of packed rows, this warp's place in a tile; fp32 spills a few addresses with
 # fewer than the second number.
 SPLIT_REGISTERS = {"fp32": 40, "fp16": 8, "bf16": 8, "e4m3": 8}
+# What some types take besides on some architectures, forward. Before Ampere, where nothing copies
+# in the background, values on their way, and with more than so many keys a step weights that are
+# rounded one by one; in e4m3 the sums of a tile beside more than 128 columns of O, or 64 on
+# Blackwell.
+COPIED_REGISTERS, FEW_KEYS = 16, 56
+E4M3_REGISTERS, BLACKWELL_E4M3_REGISTERS = 24, 40
+AMPERE, BLACKWELL = (8, 0), (10, 0)  # compute capabilities
 # The same for a backward kernel, which keeps LSE and D of its rows too.
 BACKWARD_REGISTERS = 48
 # V2's backward kernel, whose LSE and D wait in shared memory: what it needs, and what it makes do
@@ -84,16 +91,57 @@ def smem_bytes(problem: Problem, algo: str, pass_: str, tiles: Tiles) -> Ints:
     return np.asarray(_SMEM[algo, pass_](problem, tiles))
 
 
-def registers(problem: Problem, algo: str, pass_: str, tiles: Tiles) -> Ints:
-    """Registers one thread (V3: one consumer thread) needs: with fewer, some would spill."""
-    return np.asarray(_REGISTERS[algo, pass_](problem, tiles))
+def registers(
+    problem: Problem, algo: str, pass_: str, tiles: Tiles, capability: tuple[int, int] = AMPERE
+) -> Ints:
+    """Registers one thread (V3: one consumer thread) needs on a GPU of that compute capability:
+    with fewer, some would spill."""
+    needed = np.asarray(_REGISTERS[algo, pass_](problem, tiles))
+    for more in arch_registers(problem, algo, pass_, tiles, capability).values():
+        needed = needed + more
+    return needed
 
 
-def granted(problem: Problem, algo: str, pass_: str, tiles: Tiles, cap: Ints) -> Ints:
+def arch_registers(
+    problem: Problem, algo: str, pass_: str, tiles: Tiles, capability: tuple[int, int]
+) -> dict[str, Ints]:
+    """What a type takes besides on some architectures, by the reason."""
+    if pass_ == "bwd" or algo == "v3":
+        return {}
+    if capability < AMPERE:
+        return _turing_registers(problem, algo, tiles)
+    columns = problem.head_dim_v * (problem.dtype == "e4m3")
+    blackwell = BLACKWELL_E4M3_REGISTERS * (columns > 64 and capability >= BLACKWELL)
+    sums = max(E4M3_REGISTERS * (columns > 128), blackwell)
+    return {"sums of a tile": np.full(len(tiles), sums)}
+
+
+def _turing_registers(problem: Problem, algo: str, tiles: Tiles) -> dict[str, Ints]:
+    """Copies pass through registers, and weights are rounded one by one; V1 has room for fewer
+    accumulators."""
+    halves = COPIED_REGISTERS + np.maximum(tiles.step_kv - FEW_KEYS, 0)
+    halves = halves * (problem.dtype == "fp16")
+    if algo != "v1":
+        return {"copies and halves on their way": halves}
+    taken = _v1_fwd_registers(problem, tiles)
+    accumulators = _accumulators(problem, tiles)
+    room = np.maximum(MOST_REGISTERS - taken, 0)
+    beyond = np.maximum(accumulators - V1_MOST_WITH_OPTIONS, 0) * (taken <= MOST_REGISTERS)
+    return {"copies and halves on their way": np.minimum(halves, room), "on Turing": beyond}
+
+
+def granted(
+    problem: Problem,
+    algo: str,
+    pass_: str,
+    tiles: Tiles,
+    cap: Ints,
+    capability: tuple[int, int] = AMPERE,
+) -> Ints:
     """Registers to let the compiler use, at most ``cap``: what it wants where there is room for
     more than it needs. V2's backward kernel gets all there is room for, as it wants more than that;
     other backward kernels and V3's get what they need."""
-    needed = registers(problem, algo, pass_, tiles)
+    needed = registers(problem, algo, pass_, tiles, capability)
     if (algo, pass_) == ("v2", "bwd"):
         return np.asarray(np.maximum(needed, cap))
     if pass_ == "bwd" or algo == "v3":

@@ -109,6 +109,6 @@ def round_up(a: Any, granule: Any) -> Any:
     return ceil_div(a, granule) * granule
 
 
-def padded(head_dim: int, dtype: str) -> int:
+def padded(head_dim: int, dtype: str = "fp16") -> int:
     """A head dimension as the kernels hold it: a multiple of 16, the k of one mma; e4m3: of 32."""
     return int(round_up(head_dim, matrix_granule(dtype)))

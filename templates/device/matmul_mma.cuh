@@ -1,11 +1,10 @@
 // ---- Matrix products on the tensor cores --------------------------------------------------------
 // Each warp owns kRowTiles x 16 rows. Lane 4 g + t holds rows g and g + 8 of each, and of every 8
-// columns 2t and 2t + 1. The scores come out in that layout; P goes in in the same registers. A matrix
-// step is 32 bytes of a row deep, two chunks, in every type.
+// columns 2t and 2t + 1. The scores come out in that layout; P goes in in the same registers.
 
 // s = Q K^T for the warp's rows and kStepKV keys. Long rows are not unrolled whole: the loads of all
 // steps at once would not fit the registers.
-constexpr int kDepth = 2 * kChunkElements;
+constexpr int kDepth = 2 * kChunkElements;  // of a matrix step: 32 bytes of a row
 constexpr int kDepthUnroll = kD > 8 * kDepth ? 4 : 8;
 
 __device__ __forceinline__ void scores(Scores& s, const Element* q_tile, const Element* k_tile) {

@@ -26,7 +26,7 @@ __device__ __forceinline__ void store_output(Output* tile, const Accumulator& o,
     for (int n = 0; n < kDV / 8; ++n) {
       const float (&pair)[4] = o[i / 2][n];
 //% if kernel.dtype == "e4m3"
-      const int column = n / 2 * 16 + lane % 4 * 4 + n % 2 * 2;
+      const int column = n / 2 * 16 + lane % 4 * 4 + n % 2 * 2;  // as accumulate has them
 //% else
       const int column = 8 * n + lane % 4 * 2;
 //% endif

@@ -1,7 +1,4 @@
 //% include "device/integers.cuh"
-//% if kernel.dtype == "e4m3"
-using u8 = unsigned char;
-//% endif
 
 struct Strides {  // of one tensor, in elements; its last dimension is contiguous
   i64 batch, head, seq;

@@ -1,24 +1,26 @@
-// The weights, rounded, as the left operand of P V: four keys a register. Those that a lane holds of 16
-// keys are 2t, 2t + 1, 2t + 8 and 2t + 9: it takes these for keys 4t to 4t + 3 of the sum, whose order
-// is free, and V is read in the same order.
+// The weights, rounded, as the left operand of P V: four keys a register. Of 16 keys a lane holds
+// 2t, 2t + 1, 2t + 8 and 2t + 9, and takes them for 4t to 4t + 3: the order of a sum is free, and V
+// is read in the same one.
 using Weights = u32[kRowTiles][kStepKV / 32][4];
 
 __device__ __forceinline__ void round_weights(Weights& p, const Scores& s) {
 #pragma unroll
   for (int i = 0; i < kRowTiles * kStepKV / 8; ++i) {
     const int tile = i / (kStepKV / 8), step = i / 4 % (kStepKV / 32), part = i % 4;
-    const float* low = &s[tile][4 * step + part / 2 * 2][part % 2 * 2];
-    const float* high = &s[tile][4 * step + part / 2 * 2 + 1][part % 2 * 2];
-    p[tile][step][part] =
-        ptx::cvt_e4m3x2(low[0], low[1]) | u32(ptx::cvt_e4m3x2(high[0], high[1])) << 16;
+    const int n = 4 * step + part / 2 * 2, row = part % 2 * 2;
+    const float (&first)[4] = s[tile][n];
+    const float (&later)[4] = s[tile][n + 1];  // 8 keys later
+    const u32 low = ptx::cvt_e4m3x2(first[row], first[row + 1]);
+    const u32 high = ptx::cvt_e4m3x2(later[row], later[row + 1]);
+    p[tile][step][part] = low | high << 16;
   }
 }
 
-// o += P V. A matrix load transposes pairs of bytes: it gives a lane columns 2g and 2g + 1 of keys 2t
-// and 2t + 1. Two of them, 8 keys apart, hold four keys of either column; so even and odd columns are
-// multiplied apart, and of every 16 columns a lane has the sums of 4t to 4t + 3.
+// o += P V. A matrix load transposes pairs of bytes: it gives a lane columns 2g and 2g + 1 of keys
+// 2t and 2t + 1. Two of them, 8 keys apart, hold those four keys of either column. So even and odd
+// columns are multiplied apart, and of every 16 columns a lane has the sums of 4t to 4t + 3.
 //
-// The tensor cores may keep fewer bits of a sum than fp32 has, so each tile of keys has sums of its
+// Tensor cores may keep fewer bits of an e4m3 sum than fp32 has: each tile of keys has sums of its
 // own, which are then added in fp32.
 constexpr bool kSwizzledV = true;
 
@@ -28,6 +30,7 @@ __device__ __forceinline__ void accumulate(Accumulator& o, const Weights& p,
   const u32 v_first = ptx::smem_address(chunk_at<kDV>(v_tile, threadIdx.x % 32, 0));
 #pragma unroll
   for (int n = 0; n < kDV; n += 16) {
+    if (n % 32 == 0) __syncwarp();  // the next loads wait, or all columns' would fill the registers
     float even[kRowTiles][1][4], odd[kRowTiles][1][4];
     zero(even);
     zero(odd);

@@ -4,7 +4,7 @@ struct WordOf;
 //% if kernel.dtype == "e4m3"
 template <>
 struct WordOf<1> {
-  using type = u8;
+  using type = unsigned char;
 };
 //% endif
 template <>

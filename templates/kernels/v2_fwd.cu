@@ -19,10 +19,9 @@ constexpr int kSlots = $(2 * tile.stages);  // ring of tiles in shared memory: K
 constexpr int kSlotElements = kBlockKV * (kD > kDV ? kD : kDV);
 //% if kernel.dtype == "e4m3"
 constexpr int kORow = kDV * int(sizeof(Output));  // bytes, as are those of Q
-constexpr int kQElements = kBlockQ * (kD > kORow ? kD : kORow);  // Q, and O at the end
-//% else
-constexpr int kQElements = kBlockQ * (kD > kDV ? kD : kDV);  // Q, and O at the end
 //% endif
+//% set o_row = "kORow" if kernel.dtype == "e4m3" else "kDV"
+constexpr int kQElements = kBlockQ * (kD > $(o_row) ? kD : $(o_row));  // Q, and O at the end
 
 static_assert((kQElements + kSlots * kSlotElements) * sizeof(Element) == kSmemBytes,
               "shared memory as planned");
@@ -127,11 +126,14 @@ $(parameters(kernel))) {
   q += batch * q_strides.batch + head * q_strides.head + first_query * q_strides.seq;
   k += batch * k_strides.batch + kv_head * k_strides.head;
   v += batch * v_strides.batch + kv_head * v_strides.head;
-//% if kernel.scaled
 
-  // What the stored numbers stand for: those of Q K^T and of P V.
-  const float score_factor = $(kernel.factors[0]) * q_scale[$(scale_of(kernel, "heads", "head"))] * k_scale[$(scale_of(kernel, "kv_heads", "kv_head"))];
+//% if kernel.scaled
+  // Real values are stored * scale: Q's and K's go into the factor of Q K^T, V's into that of O.
+  const float q_factor = q_scale[$(scale_of(kernel, "heads", "head"))];
+  const float k_factor = k_scale[$(scale_of(kernel, "kv_heads", "kv_head"))];
   const float v_factor = v_scale[$(scale_of(kernel, "kv_heads", "kv_head"))];
+  const float score_factor = $(kernel.factors[0]) * q_factor * k_factor;
+
 //% endif
 
   // The tiles that any of them sees, as a stream K, V, K, V … through the ring.

@@ -19,11 +19,11 @@ constexpr int kSmemBytes = $(plan.smem_bytes);
 constexpr bool kCausal = $("true" if kernel.mask == "causal" else "false");
 //% endif
 constexpr int kChunkElements = 16 / int(sizeof(Element));  // of the 16-byte unit of copies
+//% if kernel.dtype == "e4m3"
+constexpr float kWeightExponent = 8.f;  // weights are up to 2^8, as e4m3 ends at 448 and at 2^-9
+//% endif
 constexpr float kInfinity = __builtin_huge_valf();
 constexpr float kLn2 = 0.693147180559945f;
-//% if kernel.dtype == "e4m3"
-constexpr float kWeightExponent = 8.f;  // weights are up to 2^8: e4m3 ends at 448, and below at 2^-9
-//% endif
 
 //% if kernel.splits
 static_assert(kRowTiles * 16 == kBlockQ, "whole 16-row tiles");

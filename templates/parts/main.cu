@@ -13,7 +13,7 @@ __global__ void fill(Element* x, i64 n, u32 seed) {
 //% if kernel.dtype == "fp32"
   if (i < n) x[i] = value;
 //% elif kernel.dtype == "e4m3"
-  if (i < n) x[i] = u8(ptx::cvt_e4m3x2(value, value));
+  if (i < n) x[i] = Element(ptx::cvt_e4m3x2(value, value));
 //% else
   if (i < n) x[i] = u16($(cvt(kernel, kernel.dtype))(value, value));
 //% endif

@@ -89,11 +89,24 @@ def test_v3_backward_shared_memory_is_that_of_fa4():
 )
 def test_v1_v2_shared_memory_by_hand(dtype, d, dv, m, n, stages):
     problem = Problem(head_dim=d, head_dim_v=dv, dtype=dtype)
-    wide, e = max(padded(d), padded(dv)), problem.element_bytes
+    (wide_q, wide_v), e = (padded(n, dtype) for n in (d, dv)), problem.element_bytes
+    wide = max(wide_q, wide_v)
     tiles = one(block_q=m, block_kv=n, stages=stages)
     v1, v2 = (footprint.smem_bytes(problem, algo, "fwd", tiles)[0] for algo in ("v1", "v2"))
-    assert v1 == e * (m * wide + n * (padded(d) + padded(dv)))
+    assert v1 == e * (m * wide + n * (wide_q + wide_v))
     assert v2 == e * wide * (m + 2 * stages * n)
+
+
+@pytest.mark.parametrize("out_dtype", ["bf16", "fp32"])
+@pytest.mark.parametrize(("d", "dv"), [(128, 128), (64, 40), (33, 256), (256, 16)])
+def test_v2_shared_memory_in_e4m3_by_hand(d, dv, out_dtype):
+    """O leaves through Q's tile, which is as wide as O then is; K and V have a byte an element."""
+    problem = Problem(head_dim=d, head_dim_v=dv, dtype="e4m3", out_dtype=out_dtype)
+    wide_q, wide_v = -(-d // 32) * 32, -(-dv // 32) * 32
+    tiles = one(block_q=64, block_kv=96, stages=2)
+    used = footprint.smem_bytes(problem, "v2", "fwd", tiles)[0]
+    o_row = wide_v * problem.out_bytes
+    assert used == 64 * max(wide_q, o_row) + 4 * 96 * max(wide_q, wide_v)
 
 
 @pytest.mark.parametrize(
@@ -303,5 +316,6 @@ def test_budget_leaves_the_driver_its_share():
 
 
 def test_padding_is_to_sixteen():
-    assert [padded(d) for d in (1, 16, 40, 80, 255)] == [16, 16, 48, 80, 256]
-    assert math.isclose(1 - 40 / padded(40), 1 / 6)
+    assert [padded(d, "fp16") for d in (1, 16, 40, 80, 255)] == [16, 16, 48, 80, 256]
+    assert [padded(d, "e4m3") for d in (1, 32, 40, 80, 255)] == [32, 32, 64, 96, 256]
+    assert math.isclose(1 - 40 / padded(40, "fp16"), 1 / 6)
