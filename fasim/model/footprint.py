@@ -49,10 +49,9 @@ WANTED_BASE, WANTED_PER_ACCUMULATOR = 62, 1.17
 SPLIT_REGISTERS = {"fp32": 40, "fp16": 8, "bf16": 8, "e4m3": 8}
 # What some types take besides on some architectures, forward. Before Ampere, where nothing copies
 # in the background, values on their way, and with more than so many keys a step weights that are
-# rounded one by one; in e4m3 the sums of a tile beside more than 128 columns of O, or 64 on
-# Blackwell.
+# rounded one by one; in e4m3 the sums of a tile, beside up to 64, 128 or 256 columns of O.
 COPIED_REGISTERS, FEW_KEYS = 16, 56
-E4M3_REGISTERS, BLACKWELL_E4M3_REGISTERS = 24, 40
+SUMS_REGISTERS, BLACKWELL_SUMS_REGISTERS = (0, 0, 24), (24, 40, 48)
 AMPERE, BLACKWELL = (8, 0), (10, 0)  # compute capabilities
 # The same for a backward kernel, which keeps LSE and D of its rows too.
 BACKWARD_REGISTERS = 48
@@ -110,9 +109,10 @@ def arch_registers(
         return {}
     if capability < AMPERE:
         return _turing_registers(problem, algo, tiles)
-    columns = problem.head_dim_v * (problem.dtype == "e4m3")
-    blackwell = BLACKWELL_E4M3_REGISTERS * (columns > 64 and capability >= BLACKWELL)
-    sums = max(E4M3_REGISTERS * (columns > 128), blackwell)
+    if problem.dtype != "e4m3":
+        return {}
+    steps = SUMS_REGISTERS if capability < BLACKWELL else BLACKWELL_SUMS_REGISTERS
+    sums = steps[(problem.head_dim_v > 64) + (problem.head_dim_v > 128)]
     return {"sums of a tile": np.full(len(tiles), sums)}
 
 
