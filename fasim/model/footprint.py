@@ -49,10 +49,12 @@ WANTED_BASE, WANTED_PER_ACCUMULATOR = 62, 1.17
 SPLIT_REGISTERS = {"fp32": 40, "fp16": 8, "bf16": 8, "e4m3": 8}
 # What some types take besides on some architectures, forward. Before Ampere, where nothing copies
 # in the background, values on their way, and with more than so many keys a step weights that are
-# rounded one by one; in e4m3 the sums of a tile, beside up to 64, 128 or 256 columns of O.
+# rounded one by one. In e4m3 the sums of a tile: by major compute capability so many beside up to
+# 64, 128, 192 or 256 columns of O, and so many a key. Hopper computes such products in fp16.
 COPIED_REGISTERS, FEW_KEYS = 16, 56
-SUMS_REGISTERS, BLACKWELL_SUMS_REGISTERS = (0, 0, 24), (24, 40, 48)
-AMPERE, BLACKWELL = (8, 0), (10, 0)  # compute capabilities
+SUMS_REGISTERS = {8: (0, 0, 24, 32), 9: (32, 56, 48, 48), 12: (8, 24, 32, 32)}
+SUMS_PER_KEY = {8: 0.0, 9: 0.5, 12: 0.25}
+AMPERE, BLACKWELL = (8, 0), 12
 # The same for a backward kernel, which keeps LSE and D of its rows too.
 BACKWARD_REGISTERS = 48
 # V2's backward kernel, whose LSE and D wait in shared memory: what it needs, and what it makes do
@@ -111,23 +113,24 @@ def arch_registers(
         return _turing_registers(problem, algo, tiles)
     if problem.dtype != "e4m3":
         return {}
-    steps = SUMS_REGISTERS if capability < BLACKWELL else BLACKWELL_SUMS_REGISTERS
-    sums = steps[(problem.head_dim_v > 64) + (problem.head_dim_v > 128)]
-    return {"sums of a tile": np.full(len(tiles), sums)}
+    major = capability[0] if capability[0] in SUMS_REGISTERS else BLACKWELL
+    by_columns = SUMS_REGISTERS[major][(problem.head_dim_v - 1) // 64]
+    sums = by_columns + SUMS_PER_KEY[major] * tiles.step_kv
+    return {"sums of a tile": sums.astype(np.int64)}
 
 
 def _turing_registers(problem: Problem, algo: str, tiles: Tiles) -> dict[str, Ints]:
     """Copies pass through registers, and weights are rounded one by one; V1 has room for fewer
     accumulators."""
-    halves = COPIED_REGISTERS + np.maximum(tiles.step_kv - FEW_KEYS, 0)
-    halves = halves * (problem.dtype == "fp16")
+    rounding = np.maximum(tiles.step_kv - FEW_KEYS, 0) * (problem.dtype == "fp16")
+    passing = COPIED_REGISTERS + rounding
     if algo != "v1":
-        return {"copies and halves on their way": halves}
+        return {"values on their way": passing}
     taken = _v1_fwd_registers(problem, tiles)
     accumulators = _accumulators(problem, tiles)
     room = np.maximum(MOST_REGISTERS - taken, 0)
     beyond = np.maximum(accumulators - V1_MOST_WITH_OPTIONS, 0) * (taken <= MOST_REGISTERS)
-    return {"copies and halves on their way": np.minimum(halves, room), "on Turing": beyond}
+    return {"values on their way": np.minimum(passing, room), "on Turing": beyond}
 
 
 def granted(
