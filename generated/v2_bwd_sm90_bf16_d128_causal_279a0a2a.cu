@@ -49,20 +49,21 @@
 //   from 230400     512 bytes  L and D, slot 2
 //
 // templates, with the first 8 digits of their sha256
+//   445309ad  device/add_query_gradient.cuh
 //   680d1e94  device/copy.cuh
 //   f0c63492  device/copy_async.cuh
 //   76c2f1b5  device/integers.cuh
-//   ac29ade8  device/matmul_bwd.cuh
-//   2c4de3b6  device/query_gradient.cuh
+//   70b9e73a  device/matmul_bwd.cuh
+//   102a617c  device/query_gradient.cuh
 //   868766e9  device/row_products.cuh
 //   fc8eb066  device/score_gradient.cuh
 //   430a2f08  device/store_rows.cuh
 //   6364541a  device/tile.cuh
 //   c2706fe3  device/types.cuh
 //   e044eaeb  device/words.cuh
-//   c7edf66b  kernels/v2_bwd.cu
+//   c77ee21f  kernels/v2_bwd.cu
 //   42b7b7d7  parts/constants_bwd.cuh
-//   908e8e53  parts/main_bwd.cu
+//   bef69605  parts/main_bwd.cu
 //   337a472a  ptx/cp_async.cuh
 //   33562fdf  ptx/cvt_bf16x2.cuh
 //   422cf4a7  ptx/ex2.cuh

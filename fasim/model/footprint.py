@@ -55,11 +55,11 @@ COPIED_REGISTERS, FEW_KEYS = 16, 56
 SUMS_REGISTERS = {8: (0, 0, 24, 32), 9: (32, 56, 48, 48), 12: (8, 24, 32, 32)}
 SUMS_PER_KEY = {8: 0.0, 9: 0.5, 12: 0.25}
 AMPERE, BLACKWELL = (8, 0), 12
-# The same for a backward kernel, which keeps LSE and D of its rows too.
-BACKWARD_REGISTERS = 48
-# V2's backward kernel, whose LSE and D wait in shared memory: what it needs, and what it makes do
-# with where that is all that is left. Fitted to nvcc 13.0.
+# V1's and V2's backward kernels, whose LSE and D wait in shared memory: what they need, and what
+# they make do with where that is all that is left. Fitted to nvcc 13.0.
 V2_BACKWARD_REGISTERS, V2_BACKWARD_LEAST = 72, 64
+# V1's plain copies on the way, in blocks of fewer than eight warps.
+V1_BACKWARD_COPIES = 16
 # V3: what FA3's published tiles leave between their accumulators and the register cap.
 WGMMA_SLACK = 28
 # V3: mbarriers and alignment of the tiles to 1024 bytes.
@@ -142,12 +142,12 @@ def granted(
     capability: tuple[int, int] = AMPERE,
 ) -> Ints:
     """Registers to let the compiler use, at most ``cap``: what it wants where there is room for
-    more than it needs. V2's backward kernel gets all there is room for, as it wants more than that;
-    other backward kernels and V3's get what they need."""
+    more than it needs. V1's and V2's backward kernels get all there is room for, as they want more
+    than that; V3's get what they need."""
     needed = registers(problem, algo, pass_, tiles, capability)
-    if (algo, pass_) == ("v2", "bwd"):
+    if pass_ == "bwd" and algo != "v3":
         return np.asarray(np.maximum(needed, cap))
-    if pass_ == "bwd" or algo == "v3":
+    if algo == "v3":
         return needed
     tiles = _with_all_rows(tiles) if algo == "v2_split" else tiles
     wanted = WANTED_BASE + WANTED_PER_ACCUMULATOR * _accumulators(problem, tiles)
@@ -180,10 +180,10 @@ def _q_tile(problem: Problem, tiles: Tiles) -> Any:
 
 
 def _v1_bwd_smem(problem: Problem, tiles: Tiles) -> Any:
-    """FA2's map: K and V stay, stages of Q, one dO, then P and dS."""
+    """K and V stay; one tile of Q and dO with their fp32 L and D; one of dS."""
     d, dv, e = _dims(problem)
     m, n = tiles.block_q, tiles.block_kv
-    return (n * (d + dv) + m * (tiles.stages * d + dv) + 2 * m * n) * e
+    return (n * (d + dv) + m * (d + dv) + m * n) * e + 8 * m
 
 
 def _v2_bwd_smem(problem: Problem, tiles: Tiles) -> Any:
@@ -193,6 +193,12 @@ def _v2_bwd_smem(problem: Problem, tiles: Tiles) -> Any:
     m, n = tiles.block_q, tiles.block_kv
     walked = tiles.stages * m * ((d + dv) * e + 8)
     return n * (d + dv) * e + walked + 2 * tiles.sharing * m * n * e
+
+
+def _second_pass_smem(problem: Problem, tiles: Tiles) -> Any:
+    """V2's, without dS where P stays in registers too. The kernel of dQ makes do with that."""
+    unshared = 2 * tiles.block_q * tiles.block_kv * problem.element_bytes * ~tiles.p_shared
+    return _v2_bwd_smem(problem, tiles) - unshared
 
 
 def _v3_bwd_smem(problem: Problem, tiles: Tiles) -> Any:
@@ -284,7 +290,7 @@ def v1_most(problem: Problem) -> int:
 
 
 def _v1_bwd_registers(problem: Problem, tiles: Tiles) -> Any:
-    return _bwd_accumulators(problem, tiles) + BACKWARD_REGISTERS
+    return _v2_bwd_registers(problem, tiles) + V1_BACKWARD_COPIES * (tiles.warps < 8)
 
 
 def _v2_bwd_registers(problem: Problem, tiles: Tiles) -> Any:
@@ -327,7 +333,8 @@ _SMEM: dict[tuple[str, str], _Count] = {
     ("v2_split", "fwd"): _v2_fwd_smem,
     ("v3", "fwd"): _v3_fwd_smem,
     ("v1", "bwd"): _v1_bwd_smem,
-    ("v2", "bwd"): _v2_bwd_smem,
+    **dict.fromkeys((("v2", "bwd"), ("v2_ordered", "bwd")), _v2_bwd_smem),
+    ("v2_second_pass", "bwd"): _second_pass_smem,
     ("v3", "bwd"): _v3_bwd_smem,
 }
 _REGISTERS: dict[tuple[str, str], _Count] = {
@@ -336,7 +343,7 @@ _REGISTERS: dict[tuple[str, str], _Count] = {
     ("v2_split", "fwd"): _v2_split_registers,
     ("v3", "fwd"): _v3_fwd_registers,
     ("v1", "bwd"): _v1_bwd_registers,
-    ("v2", "bwd"): _v2_bwd_registers,
+    **{(name, "bwd"): _v2_bwd_registers for name in ("v2", "v2_ordered", "v2_second_pass")},
     ("v3", "bwd"): _v3_bwd_registers,
 }
 
@@ -399,7 +406,7 @@ def _flash_hbm(problem: Problem, algo: str, pass_: str) -> HbmBytes:
     forward = _v1_workspace(problem) if algo == "v1" else 0
     if pass_ == "fwd":
         return HbmBytes(inputs=t.q + t.kv + t.bias, outputs=t.o + t.lse, workspace=forward)
-    backward = _dq_workspace(problem)
+    backward = _dq_workspace(problem, algo)
     return HbmBytes(
         inputs=t.q + t.kv + t.o,  # dO is as large as O
         outputs=t.q + t.kv,
@@ -425,11 +432,15 @@ def merge_bytes(problem: Problem, tiles: Tiles) -> Ints:
     return np.asarray(tiles.warps * tiles.block_q * columns * 4)
 
 
-def _dq_workspace(problem: Problem) -> int:
-    """dQ accumulates in fp32 over rows padded to 128; D = rowsum(dO * O) is a float a row."""
-    rows = problem.batch * problem.heads * int(round_up(problem.seq, 128))
-    delta = problem.batch * problem.heads * problem.seq * 4
-    return rows * 4 * padded(problem.head_dim, problem.dtype) + delta
+def _dq_workspace(problem: Problem, algo: str) -> int:
+    """dQ accumulates in fp32 over rows padded to 128, unless a second pass makes it in registers;
+    D = rowsum(dO * O) is a float a row; where blocks take turns, a tile has a counter."""
+    heads = problem.batch * problem.heads
+    delta, padded_rows = heads * problem.seq * 4, heads * int(round_up(problem.seq, 128))
+    if algo == "v2_second_pass":
+        return delta
+    counters = 4 * (padded_rows // QUERY_STEP + 1) * (algo == "v2_ordered")
+    return padded_rows * 4 * padded(problem.head_dim) + delta + counters
 
 
 def budget(gpu: Gpu, reserve: int = 0) -> int:

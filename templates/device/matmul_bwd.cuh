@@ -19,9 +19,18 @@ __device__ __forceinline__ void zero(float (&fragment)[kRows][kTiles][4]) {
   }
 }
 
+//% if fewer_loads
+// s = K Q^T, or V dO^T: the warp's keys against kQueries rows of queries. Beside 32 keys' half of dK
+// and dV the loads of all steps at once would not fit the registers; beside the whole of them, and
+// what else this kernel keeps, those of two steps do.
+constexpr int kDepthUnroll = kSplit > 1 ? 4 : kRowTiles > 1 ? 2 : 8;
+
+//% else
 // s = K Q^T, or V dO^T: the warp's keys against kQueries rows of queries. Beside 32 keys' half of dK
 // and dV the loads of all steps at once would not fit the registers.
 constexpr int kDepthUnroll = kSplit > 1 ? 4 : 8;
+
+//% endif
 
 template <int kCols, int kQueries>
 __device__ __forceinline__ void scores(Scores<kQueries>& s, const Element* keys,

@@ -13,12 +13,13 @@ import pytest
 from fasim import gpu, legality, planner
 from fasim.compile import Binary, check_promises, compile_kernel
 from fasim.errors import CheckFailed
-from fasim.plan import Plan
+from fasim.plan import FORMS, Plan
 from fasim.problem import Problem
 from fasim.render import render
 
-SAMPLE, WITH_OPTIONS, SPLIT_SAMPLE, BACKWARD_SAMPLE, SEED = 120, 40, 30, 30, 2026
+SAMPLE, WITH_OPTIONS, SPLIT_SAMPLE, BACKWARD_SAMPLE, SEED = 120, 40, 30, 40, 2026
 LADDER_SAMPLE = 12
+BACKWARD = ("v1", "v2", *(f"v2_{form}" for form in FORMS))
 MOST_MEAN_EXCESS = 16  # registers promised above those used
 
 GPUS = ("a100-80gb", "a10", "3090", "4090", "l40s", "h100", "h200", "5090")
@@ -72,13 +73,15 @@ def draw(
         **(draw_options(rng) if options else {}),
     )
     device, algo = gpu.load(rng.choice(gpus)), rng.choice(algos)
+    form = algo.removeprefix("v2_") if algo.removeprefix("v2_") in FORMS else ""
+    problem = problem.with_(deterministic=bool(form))
     tiles = planner.candidates(problem, device, algo, pass_)
     case = legality.Case.of(problem, device, algo, pass_, tiles)
     legal = np.flatnonzero(legality.legal(case))
     if not len(legal):
         return None
     tile = tiles.tile(int(rng.choice(list(legal))))
-    return planner.plan(problem, device, algo.removesuffix("_split"), tile=tile).plan
+    return planner.plan(problem, device, algo.partition("_")[0], tile=tile, form=form).plan
 
 
 def sample(
@@ -146,5 +149,5 @@ def test_accepted_plans_with_options_compile_as_promised() -> None:
 @pytest.mark.slow
 def test_accepted_backward_plans_compile_as_promised() -> None:
     with ThreadPoolExecutor(2) as pool:
-        built = list(pool.map(build, sample(BACKWARD_SAMPLE, SEED, "v2", pass_="bwd")))
+        built = list(pool.map(build, sample(BACKWARD_SAMPLE, SEED, *BACKWARD, pass_="bwd")))
     assert not list(filter(None, map(broken_promise, built)))
