@@ -22,7 +22,7 @@ from fasim.model.silicon import rates
 from fasim.model.tiles import Ints, Tiles, round_up
 from fasim.model.timeline import Times
 from fasim.model.traffic import Bytes
-from fasim.plan import FORMS, POINTERS, KernelSpec, Plan, Tile
+from fasim.plan import FORMS, LAZY_DTYPES, POINTERS, KernelSpec, Plan, Tile
 from fasim.problem import Problem
 
 ALGOS = ("standard", "v1", "v2", "v3")
@@ -65,7 +65,7 @@ def missing(problem: Problem, gpu: Gpu, algo: str, pass_: str) -> str:
     capability = ".".join(map(str, gpu.compute_capability))
     rules = (
         (algo == "standard", "standard has no kernel of its own: it is three unfused torch calls"),
-        (algo == "v3", "the v3 kernel is planned, not generated yet"),
+        (algo == "v3" and _v3(problem, pass_) != "", _v3(problem, pass_)),
         (
             pass_ != "fwd" and (algo, pass_) not in POINTERS,
             f"the {algo} backward kernel is planned, not generated yet",
@@ -85,6 +85,21 @@ def missing(problem: Problem, gpu: Gpu, algo: str, pass_: str) -> str:
         (problem.varlen and problem.dense, "a dense bias of packed sequences has no layout yet"),
     )
     return next((reason for applies, reason in rules if applies), "")
+
+
+def _v3(problem: Problem, pass_: str) -> str:
+    """Why no V3 kernel is generated for the problem; empty if one is."""
+    asked = {
+        f"the {pass_} pass": pass_ != "fwd",
+        problem.dtype: problem.dtype not in LAZY_DTYPES,
+        f"{problem.out_dtype} output": problem.out_dtype != problem.dtype,
+        "a window": problem.mask == "window",
+        "a softcap": problem.softcap > 0,
+        "a bias": problem.bias != "none",
+        "packed sequences": problem.varlen,
+    }
+    names = " and ".join(name for name, wanted in asked.items() if wanted)
+    return names and f"v3 with {names} is planned, not generated yet"
 
 
 def _options(problem: Problem) -> str:
@@ -425,7 +440,7 @@ def _plan(case: Case, index: int) -> Plan:
         gpu=case.gpu.name,
         kernel=kernel,
         smem_bytes=int(case.smem[index]),
-        slots=case.gpu.sm_count * int(case.blocks_per_sm[index]) * splits,
+        slots=case.gpu.sm_count * int(case.blocks_per_sm[index]) * (splits or case.algo == "v3"),
     )
 
 

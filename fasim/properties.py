@@ -51,7 +51,6 @@ BOUNDLESS = 1e7  # a softcap that no score feels
 LARGEST = {"fp32": 3.4e38, "fp16": 65504.0, "bf16": 3.38e38, "e4m3": reference.E4M3_MAX}
 DEPTH = 45.0  # how far "below" 0 scores lie: exp(-45) is nothing beside exp(0)
 RISE = 4.0  # by how much "rising" scores grow from one tile of keys to the next
-MMA_FLOPS = 2 * 16 * 8  # of one matrix instruction, for each column of its depth
 
 
 # ---- Inputs -------------------------------------------------------------------------------------
@@ -947,8 +946,9 @@ def matrix_instructions_do_the_flops_predicted(trial: Trial) -> float:
     """The tensor cores execute the FLOPs that the model charges: whole tiles, no more."""
     spec, executed = trial.kernel.plan.kernel, trial.execution
     predicted = int(flops.executed(trial.problem, spec.variant, spec.pass_, _tiles(trial))[0])
-    got = _operations(executed, "mma", "count") * MMA_FLOPS * spec.mma_depth
-    _same_count("the FLOPs executed are not those predicted", "mma", got, predicted)
+    kind, rows = ("wgmma", 64) if spec.algo == "v3" else ("mma", 16)
+    got = _operations(executed, kind, "count") * 2 * rows * 8 * spec.mma_depth  # 8 columns each
+    _same_count("the FLOPs executed are not those predicted", kind, got, predicted)
     return 0.0
 
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from fasim.gpu import Gpu
 from fasim.model.tiles import Ints, Tiles, padded, round_up
-from fasim.plan import LAZY_DTYPES, QUERY_STEP, WARP
+from fasim.plan import HOPPER_SMEM, LAZY_DTYPES, QUERY_STEP, WARP, v3_layouts, v3_smem
 from fasim.problem import Problem
 
 # Registers of a thread besides its accumulators: addresses, loop state, softmax statistics ...
@@ -60,8 +60,9 @@ AMPERE, BLACKWELL = (8, 0), 12
 V2_BACKWARD_REGISTERS, V2_BACKWARD_LEAST = 72, 64
 # V1's plain copies on the way, in blocks of fewer than eight warps.
 V1_BACKWARD_COPIES = 16
-# V3: what FA3's published tiles leave between their accumulators and the register cap.
-WGMMA_SLACK = 28
+# V3: what the compiler needs beside accumulators and weights; backward, what FlashAttention-3's
+# published tiles leave it.
+V3_BASE, WGMMA_SLACK = 32, 28
 # V3: mbarriers and alignment of the tiles to 1024 bytes.
 BARRIER_BYTES = 1024
 
@@ -167,11 +168,11 @@ def _v2_fwd_smem(problem: Problem, tiles: Tiles) -> Any:
 
 
 def _v3_fwd_smem(problem: Problem, tiles: Tiles) -> Any:
-    """FA3's map: Q, stages of K and V (through V's O leaves), P unless it stays in registers."""
-    d, dv, e = _dims(problem)
-    ring = tiles.stages * tiles.block_kv * (d + dv) * e
-    p_tile = tiles.block_q * tiles.block_kv * e * tiles.p_shared
-    return tiles.block_q * d * e + ring + p_tile + BARRIER_BYTES
+    """Tiles of Q, O on its way out, stages of K and V, in slabs of 128-byte rows: the first layout
+    that fits a block."""
+    layouts = v3_layouts(problem.head_dim_v)
+    sizes = [v3_smem(problem.head_dim, problem.head_dim_v, tiles, *one) for one in layouts]
+    return np.select([size <= HOPPER_SMEM for size in sizes], sizes, default=sizes[-1])
 
 
 def _q_tile(problem: Problem, tiles: Tiles) -> Any:
@@ -305,9 +306,9 @@ def _v2_bwd_registers(problem: Problem, tiles: Tiles) -> Any:
 
 
 def _v3_fwd_registers(problem: Problem, tiles: Tiles) -> Any:
-    """A warpgroup of 128 threads owns 64 rows: S N/2, O D_v/2, P N e/8 unless it is in shared."""
-    p = tiles.block_kv * problem.element_bytes // 8 * ~tiles.p_shared
-    return tiles.block_kv // 2 + padded(problem.head_dim_v, problem.dtype) // 2 + p + WGMMA_SLACK
+    """A warpgroup of 128 threads owns 64 rows: S N/2, O D_v/2, P N e/8."""
+    p = tiles.block_kv * problem.element_bytes // 8
+    return tiles.block_kv // 2 + padded(problem.head_dim_v, problem.dtype) // 2 + p + V3_BASE
 
 
 def _v3_bwd_registers(problem: Problem, tiles: Tiles) -> Any:

@@ -19,7 +19,7 @@ from fasim.model.silicon import Rates, rates
 from fasim.model.steps import Step, query_step, step
 from fasim.model.tiles import Ints, Reals, Tiles, ceil_div
 from fasim.model.visits import packed_visits, visits
-from fasim.plan import ABREAST, LAZY_DTYPES
+from fasim.plan import ABREAST, HOPPER_SMEM, LAZY_DTYPES, WARPGROUP, v3_smem
 from fasim.problem import Problem
 
 Law = Callable[[Any], Any]  # clocks of a step, by the blocks resident on its SM
@@ -49,10 +49,15 @@ SYNC_CLOCKS = {"fwd": 250.0, "bwd": 2000.0}
 # A block's life outside its steps: its start, first loads, last stores.
 MMA_BLOCK_CLOCKS = {"fwd": 5000.0, "bwd": 6000.0}
 # ---- wgmma kernels (V3): a warpgroup's softmax runs under the other's matmul ----
-# Share of the shorter of the two that still shows, clocks of a step's barriers, of a block's life.
-WGMMA_SHOWS = 0.2
+# Share of the shorter of the two that still shows; of what two warpgroups' softmax exceeds half of
+# their matmul by, as one has to wait for the other then; clocks of a step's barriers, of a tile of
+# queries besides its steps; tiles that the ragged end of a masked launch costs. Fitted to seven
+# tiles at 16,384 keys on an H200, and to 512 keys.
+WGMMA_SHOWS, WGMMA_WAITS = 0.34, 0.9
 WGMMA_SYNC_CLOCKS = 60.0
-WGMMA_BLOCK_CLOCKS = 2000.0
+WGMMA_TILE_CLOCKS, ONE_Q_CLOCKS = 2200.0, 3500.0  # the second where the next Q finds no room
+WGMMA_BLOCK_CLOCKS = 2000.0  # backward
+MASKED_TAIL, V3_MASKED_TAIL = 0.5, 0.3
 # ---- standard attention: share of the peak that a library's batched matmul reaches ----
 LIBRARY_MATMUL = 0.75
 # How many SMs' worth of HBM bandwidth one SM can draw when the others are idle.
@@ -157,8 +162,10 @@ class _Flash:
         s = self.step
         if self.algo == "v3":
             longest = np.maximum(np.maximum(s.tensor, s.softmax), s.smem)
-            clocks = longest + WGMMA_SHOWS * np.minimum(s.tensor, s.softmax) + WGMMA_SYNC_CLOCKS
-            return np.maximum(clocks, s.l2)
+            waits = WGMMA_WAITS * np.maximum(0, s.softmax - s.tensor / 2)
+            waits = waits * ((self.tiles.warps <= 2 * WARPGROUP) & (self.pass_ == "fwd"))
+            shown = WGMMA_SHOWS * np.minimum(s.tensor, s.softmax) + waits
+            return np.maximum(longest + shown + WGMMA_SYNC_CLOCKS, s.l2)
         independent = self._independent(resident)
         sync = SYNC_CLOCKS[self.pass_]
         if self.pass_ == "bwd" and self.algo.startswith("v2"):
@@ -241,7 +248,8 @@ class _Flash:
         resident = np.clip(ceil_div(blocks, self.speed.sms), 1, self.tiles.blocks_per_sm)
         mean = self._block(law, resident)
         longest = self._block(law, np.ones_like(resident), self.seen.longest * self.shared)
-        tail = np.where(blocks > self.speed.sms, 0.5 * resident * mean, 0.0)
+        share = V3_MASKED_TAIL if self.algo == "v3" else MASKED_TAIL
+        tail = np.where(blocks > self.speed.sms, share * resident * mean, 0.0)
         load = np.maximum(blocks / self.speed.sms, 1.0) * mean + tail
         return np.where(blocks > 0, np.maximum(load, longest), 0.0)
 
@@ -250,9 +258,17 @@ class _Flash:
         per_block = self.seen.q_tiles if self.pass_ == "fwd" else self.seen.kv_tiles
         if steps is None:
             steps = self.seen.steps * self.shared / np.maximum(per_block, 1)
+        if (self.algo, self.pass_) == ("v3", "fwd"):
+            return steps * law(resident) + self._tile_clocks()
         life = WGMMA_BLOCK_CLOCKS if self.algo == "v3" else MMA_BLOCK_CLOCKS[self.pass_]
         ends = (life + self.step.serial / 2) / self._independent(resident)
         return steps * law(resident) + ends + self._ends_bytes() / self.speed.l2_bytes
+
+    def _tile_clocks(self) -> Reals:
+        """V3: what a tile of queries takes besides its steps; the next one's begin meanwhile."""
+        p = self.problem
+        one_q = v3_smem(p.head_dim, p.head_dim_v, self.tiles, 2, 1) > HOPPER_SMEM
+        return np.asarray(WGMMA_TILE_CLOCKS + ONE_Q_CLOCKS * one_q)
 
     def _ends_bytes(self) -> Ints:
         """What a block loads before its first step and stores after its last."""

@@ -275,10 +275,10 @@ def _with_kv_gradients(problem: Problem, reads: dict[str, Any], writes: dict[str
 _ISSUED: dict[tuple[str, str], Callable[[Problem, Visits, Ints], Bytes]] = {
     ("v1", "fwd"): _v1_fwd,
     ("v2", "fwd"): _v2_fwd,
-    ("v3", "fwd"): _v2_fwd,
     ("v1", "bwd"): _v1_bwd,
     ("v2", "bwd"): _v2_bwd,
     ("v2_ordered", "bwd"): _v2_ordered,
+    ("v3", "fwd"): _v2_fwd,
     ("v3", "bwd"): _v3_bwd,
 }
 

@@ -19,8 +19,9 @@ struct Tiles {  // of keys: one past the last, and the first, that a tile of que
   int end, begin;
 };
 
-// At least one, even where no query sees a key: its mask hides everything then.
+// Where no query sees a key, one beyond the last: its loads bring zeros, its mask hides them.
 __device__ __forceinline__ Tiles key_tiles(int first_query, int seq_q, int seq_kv) {
-  const int last = min(first_query + kBlockQ, seq_q) - 1;
-  return {max(1, (visible_keys(last, seq_q, seq_kv) + kBlockKV - 1) / kBlockKV), 0};
+  const int keys = visible_keys(min(first_query + kBlockQ, seq_q) - 1, seq_q, seq_kv);
+  const int beyond = seq_kv / kBlockKV + 1;
+  return keys > 0 ? Tiles{(keys + kBlockKV - 1) / kBlockKV, 0} : Tiles{beyond + 1, beyond};
 }
