@@ -12,8 +12,10 @@ __global__ void fill(Element* x, i64 n, u32 seed) {
   const float value = float(hash >> 8) / (1 << 23) - 1.f;
 //% if kernel.dtype == "fp32"
   if (i < n) x[i] = value;
+//% elif kernel.dtype == "e4m3"
+  if (i < n) x[i] = Element(ptx::cvt_e4m3x2(value, value));
 //% else
-  if (i < n) x[i] = u16(ptx::cvt_$(ptx_type(kernel.dtype))x2(value, value));
+  if (i < n) x[i] = u16($(cvt(kernel, kernel.dtype))(value, value));
 //% endif
 }
 
@@ -77,6 +79,12 @@ int main(int argc, char** argv) {
 //% elif kernel.bias_dtype
   const Bias* bias = made<Bias>(i64(seq_q) * seq_kv, [](i64) { return Bias(0); });
   const Strides bias_strides = {0, 0, seq_kv};
+//% endif
+//% if kernel.scaled
+  const auto one = [](i64) { return 1.f; };
+  const float* q_scale = made<float>(i64(batch) * heads, one);
+  const float* k_scale = made<float>(i64(batch) * kv_heads, one);
+  const float* v_scale = made<float>(i64(batch) * kv_heads, one);
 //% endif
 //% if kernel.varlen
   const int longest_q = seq_q, total_q = batch * seq_q;
