@@ -27,7 +27,10 @@ POINTERS = {  # by algorithm and pass; every kernel of a file takes the same par
     ("v2", "bwd"): ("q", "k", "v", "o", "do", "lse", "delta", "dq_acc", "dq", "dk", "dv"),
 }
 SIZES = ("heads", "kv_heads", "seq_q", "seq_kv")
-PACKED_SIZES = ("heads", "kv_heads", "longest_q", "total_q")
+PACKED_SIZES = {
+    "fwd": ("heads", "kv_heads", "longest_q", "total_q"),
+    "bwd": ("heads", "kv_heads", "longest_q", "longest_k", "total_q"),
+}
 STRIDED = {"fwd": ("q", "k", "v", "o"), "bwd": ("q", "k", "v", "o", "do")}
 OPTION_INPUTS = ("slopes", "bias", "cu_seqlens_q", "cu_seqlens_k")  # read by those with the option
 # What the templates make: a plan that asks for anything else is refused where it is read.
@@ -172,16 +175,15 @@ class KernelSpec:
         """What scores are multiplied by: softmax scale times log2(e), so that exp(scale s) is one
         exp2 of one product; with a softcap scale / cap before its tanh and cap log2(e) after. The
         gradients of Q and K take the plain scale."""
-        if self.pass_ == "bwd":
-            return ("scale_log2", "scale")
-        return ("softcap_scale", "softcap_log2") if self.softcap else ("scale_log2",)
+        scores = ("softcap_scale", "softcap_log2") if self.softcap else ("scale_log2",)
+        return (*scores, "scale") if self.pass_ == "bwd" else scores
 
     @property
     def arguments(self) -> tuple[tuple[str, str], ...]:
         """(name, type) in the order of the parameter list: pointers, sizes, strides, factors,
         window. Types: ptr, i32, f32, and i64x3, a struct of three int64 (batch, head, seq)."""
         pointers = [(n, "ptr") for n in (*POINTERS[self.variant, self.pass_], *self.option_inputs)]
-        names = (*(PACKED_SIZES if self.varlen else SIZES), *["splits"] * self.splits)
+        names = (*(PACKED_SIZES[self.pass_] if self.varlen else SIZES), *["splits"] * self.splits)
         sizes = [(name, "i32") for name in names]
         strided = STRIDED[self.pass_] + (("bias",) if self.bias_dtype else ())
         strides = [(f"{name}_strides", "i64x3") for name in strided]
@@ -264,7 +266,7 @@ class Plan:
             scalars=self._scalars(problem, steps, tokens, splits),
             inputs=self._inputs(problem, shapes),
             outputs=self._outputs(shapes),
-            workspaces=self._workspaces(problem, shapes, splits),
+            workspaces=self._workspaces(problem, shapes, tokens, splits),
         )
 
     def _stages(self, problem: Problem, splits: int) -> tuple[Stage, ...]:
@@ -334,7 +336,7 @@ class Plan:
         p = problem
         values: dict[str, Scalar] = {
             **dict(zip(SIZES, (p.heads, p.kv_heads, p.seq, p.seq_kv), strict=True)),
-            **{"longest_q": p.seq, "total_q": tokens[0], "splits": splits},
+            **{"longest_q": p.seq, "longest_k": p.seq_kv, "total_q": tokens[0], "splits": splits},
             "bias_strides": contiguous_strides((p.batch, p.heads, p.seq, p.seq_kv))[:3],
             **{f"{name}_strides": tuple(steps) for name, steps in strides.items()},
             **_factors(problem),
@@ -363,16 +365,17 @@ class Plan:
         return {"o": (shapes["o"], self.kernel.out_dtype), "lse": (_rows(shapes["o"]), "fp32")}
 
     def _workspaces(
-        self, problem: Problem, shapes: Mapping[str, tuple[int, ...]], splits: int
+        self,
+        problem: Problem,
+        shapes: Mapping[str, tuple[int, ...]],
+        tokens: tuple[int, int],
+        splits: int,
     ) -> Arrays:
         """V1 keeps O, m and l in HBM between its steps over K and V; splits leave theirs there;
         backward D = rowsum(dO * O), and dQ in whole tiles until all blocks have added to it."""
         rows, columns = _rows(shapes["o"]), self.kernel.head_dim_v
         if self.kernel.pass_ == "bwd":
-            heads = (problem.batch, problem.heads)
-            padded_rows = self._q_blocks(problem) * self.kernel.tile.block_q
-            tiles = (*heads, padded_rows, padded(problem.head_dim))
-            return {"delta": (rows, "fp32"), "dq_acc": (tiles, "fp32")}
+            return {"delta": (rows, "fp32"), "dq_acc": (self._dq_tiles(problem, tokens), "fp32")}
         if self.kernel.splits:
             parts = (*rows, splits)
             o_part = ((*parts, columns), "fp32")
@@ -380,6 +383,13 @@ class Plan:
         if self.kernel.algo != "v1":
             return {}
         return {"o_acc": ((*rows, columns), "fp32"), "m": (rows, "fp32"), "l": (rows, "fp32")}
+
+    def _dq_tiles(self, problem: Problem, tokens: tuple[int, int]) -> tuple[int, ...]:
+        """Shape of the fp32 dQ. Every packed sequence begins in a tile of its own."""
+        rows, columns = self.kernel.tile.block_q, padded(problem.head_dim)
+        if self.kernel.varlen:
+            return (tokens[0] // rows + problem.batch, problem.heads, rows, columns)
+        return (problem.batch, problem.heads, self._q_blocks(problem), rows, columns)
 
     def to_json(self) -> dict[str, Any]:
         kernel = asdict(self.kernel)
@@ -446,8 +456,6 @@ class Plan:
             yield f"no template makes the backward pass of {kernel.variant}"
         if kernel.pass_ == "bwd" and kernel.dtype not in BACKWARD_DTYPES:
             yield f"no template makes a backward pass in {kernel.dtype}"
-        if kernel.pass_ == "bwd" and (options := kernel.options):
-            yield f"no template makes a backward pass with {' and '.join(options)}"
         if kernel.splits and not kernel.plain:
             yield "only plain attention has split keys: no window, softcap, bias or varlen"
         if kernel.splits and self.slots < 1:
@@ -534,8 +542,10 @@ def padded(head_dim: int) -> int:
 
 
 def packed_shapes(problem: Problem, tokens: tuple[int, int]) -> dict[str, tuple[int, ...]]:
-    """Shapes of q, k, v and o as (tokens, heads, head_dim): sequences one after the other."""
-    total = dict(zip("qkvo", (tokens[0], tokens[1], tokens[1], tokens[0]), strict=True))
+    """Shapes of q, k, v, o and the gradient of o as (tokens, heads, head_dim): sequences one after
+    the other."""
+    of_q, of_k = tokens
+    total = {"q": of_q, "k": of_k, "v": of_k, "o": of_q, "do": of_q}
     shapes = tensor_shapes(problem)
     return {name: (n, shapes[name][1], shapes[name][3]) for name, n in total.items()}
 

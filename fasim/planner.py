@@ -74,24 +74,11 @@ def missing(problem: Problem, gpu: Gpu, algo: str, pass_: str) -> str:
             pass_ == "bwd" and problem.dtype == "fp32",
             "a backward kernel multiplies on the tensor cores: fp32 is planned, not generated yet",
         ),
-        (pass_ == "bwd" and _options(problem) != "", _options(problem)),
         (problem.dtype == "e4m3", "e4m3 kernels are planned, not generated yet"),
         (gpu.compute_capability < MIN_CAPABILITY, _too_old(gpu, capability)),
         (problem.varlen and problem.dense, "a dense bias of packed sequences has no layout yet"),
     )
     return next((reason for applies, reason in rules if applies), "")
-
-
-def _options(problem: Problem) -> str:
-    """Why no backward kernel is generated for the problem; empty if its options do not stop it."""
-    asked = {
-        "a window": problem.mask == "window",
-        "a softcap": problem.softcap > 0,
-        "a bias": problem.bias != "none",
-        "packed sequences": problem.varlen,
-    }
-    names = " and ".join(name for name, wanted in asked.items() if wanted)
-    return names and f"a backward kernel with {names} is planned, not generated yet"
 
 
 def _too_old(gpu: Gpu, capability: str) -> str:
@@ -283,20 +270,14 @@ def _base(problem: Problem, gpu: Gpu, algo: str, pass_: str, reserve: int) -> En
         useful_flops=flops.useful(problem, pass_),
         generable=not gap,
         reason=gap,
-        assumed=(*rates(gpu, algo, problem).assumed, *_uncharged(problem, pass_)),
+        assumed=(*rates(gpu, algo, problem).assumed, *_uncharged(problem, algo, pass_)),
     )
 
 
-def _uncharged(problem: Problem, pass_: str) -> Iterable[str]:
+def _uncharged(problem: Problem, algo: str, pass_: str) -> Iterable[str]:
     """What the problem asks for and time, traffic and memory leave out, a sentence each."""
-    backward = pass_ != "fwd"
-    asked = {
-        "softcap": problem.softcap > 0 and backward,
-        "dense bias": problem.dense and backward,
-        "ALiBi": problem.bias == "alibi" and backward,
-    }
-    for name in (name for name, wanted in asked.items() if wanted):
-        yield f"{name} is charged forward only: backward is that without it"
+    if problem.softcap > 0 and pass_ != "fwd" and algo == "standard":
+        yield "softcap is charged forward only: backward is that without it"
     if problem.varlen:
         yield "varlen: every sequence is charged as the longest"
 

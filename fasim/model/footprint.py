@@ -349,7 +349,7 @@ def _flash_hbm(problem: Problem, algo: str, pass_: str) -> HbmBytes:
         return HbmBytes(inputs=t.q + t.kv + t.bias, outputs=t.o + t.lse, workspace=forward)
     backward = _dq_workspace(problem)
     return HbmBytes(
-        inputs=t.q + t.kv + t.o,  # dO is as large as O
+        inputs=t.q + t.kv + t.o + t.bias,  # dO is as large as O
         outputs=t.q + t.kv,
         saved=t.o + t.lse,
         workspace=max(forward, backward) if pass_ == "train" else backward,

@@ -79,12 +79,12 @@ class _Shape:
         self.scores = self.m * self.n
         capped = problem.softcap > 0
         self.mufu = 1 + SOFTCAP_MUFU * capped
-        self.instructions = (
-            SOFTMAX_INSTRUCTIONS
-            + SOFTCAP_INSTRUCTIONS * capped
+        self.options = (
+            SOFTCAP_INSTRUCTIONS * capped
             + ALIBI_INSTRUCTIONS * (problem.bias == "alibi")
             + DENSE_INSTRUCTIONS * problem.dense
         )
+        self.instructions = SOFTMAX_INSTRUCTIONS + self.options
         self.kv_bytes = self.n * (self.d + self.dv) * self.e
         self.q_bytes = self.m * self.d * self.e
         self.rows_bytes = self.m * (self.d + self.dv) * self.e  # Q and dO
@@ -115,8 +115,10 @@ def _lazy_softmax(shape: _Shape, rates: Rates) -> Any:
 
 
 def _softmax_bwd(shape: _Shape, rates: Rates) -> Any:
-    exponentials = shape.scores / rates.mufu
-    return _beside(exponentials, BACKWARD_INSTRUCTIONS * shape.scores / rates.lanes)
+    """The derivative of a softcap costs nothing of note beside its tanh."""
+    exponentials = shape.mufu * shape.scores / rates.mufu
+    instructions = BACKWARD_INSTRUCTIONS + shape.options
+    return _beside(exponentials, instructions * shape.scores / rates.lanes)
 
 
 def _beside(a: Any, b: Any) -> Any:

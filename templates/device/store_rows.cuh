@@ -7,7 +7,8 @@ __device__ __forceinline__ void store_pair(Element* to, float x, float y) {
 // alignment allows. A warp reads back what it wrote itself, or those with which it shares its keys.
 template <int kCols, int kValidCols>
 __device__ __forceinline__ void store_rows(Element* tile, const Accumulator<kCols>& sum,
-                                           float factor, Element* global, int rows) {
+                                           float factor, Element* global, i64 stride,
+                                           int rows) {
   constexpr int kBytes = copy_bytes(kValidCols);
   constexpr int kElements = kBytes / int(sizeof(Element));
   constexpr int kCopies = kValidCols / kElements;
@@ -33,6 +34,6 @@ __device__ __forceinline__ void store_rows(Element* tile, const Accumulator<kCol
     const int column = i % kCopies * kElements;
     const Element* chunk = chunk_at<kCols>(tile, row, column / kChunkElements);
     const Word word = *reinterpret_cast<const Word*>(chunk + column % kChunkElements);
-    if (row < rows) *reinterpret_cast<Word*>(global + row * i64(kValidCols) + column) = word;
+    if (row < rows) *reinterpret_cast<Word*>(global + row * stride + column) = word;
   }
 }

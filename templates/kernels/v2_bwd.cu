@@ -40,8 +40,11 @@ static_assert(kSharedElements * sizeof(Element) + 2 * kSlots * kBlockQ * sizeof(
 //% include "ptx/ldmatrix_x4.cuh"
 //% include "ptx/mma_m16n8k16_" ~ ptx_type(kernel.dtype) ~ ".cuh"
 //% include "ptx/cvt_" ~ ptx_type(kernel.dtype) ~ "x2.cuh"
-//% if kernel.dtype == "fp16"
+//% if "fp16" in (kernel.dtype, kernel.bias_dtype)
 //% include "ptx/cvt_f32_f16.cuh"
+//% endif
+//% if kernel.softcap
+//% include "ptx/rcp.cuh"
 //% endif
 //% if kernel.arch in ("sm_80", "sm_86", "sm_89")
 //% include "ptx/red_add_f32.cuh"
@@ -59,7 +62,17 @@ static_assert(kSharedElements * sizeof(Element) + 2 * kSlots * kBlockQ * sizeof(
 
 //% include "device/matmul_bwd.cuh"
 
+//% if kernel.varlen
+//% include "device/varlen.cuh"
+//% endif
+
 //% include "device/score_gradient.cuh"
+
+//% if hooked(kernel)
+//% include "device/score.cuh"
+
+//% include "device/score_columns.cuh"
+//% endif
 
 //% include "device/query_gradient.cuh"
 
@@ -73,20 +86,28 @@ extern "C" __global__ void
 $(kernel.stem)_prepare(
 $(parameters(kernel))) {
   // clang-format on
-  const int q_blocks = (seq_q + kBlockQ - 1) / kBlockQ;
-  const i64 head_of_all = blockIdx.x / q_blocks;
+  const int q_blocks = ($(longest_q(kernel)) + kBlockQ - 1) / kBlockQ;
   const int first = blockIdx.x % q_blocks * kBlockQ;
-  const i64 batch = head_of_all / heads, head = head_of_all % heads;
+  const i64 batch = blockIdx.x / q_blocks / heads, head = blockIdx.x / q_blocks % heads;
+//% if kernel.varlen
+  const Sequence sequence = sequence_at(cu_seqlens_q, cu_seqlens_k, batch);
+  const int seq_q = sequence.seq_q;
+  if (first >= seq_q) return;  // the grid is for the longest
+  o += sequence.q * o_strides.seq;
+  dO += sequence.q * do_strides.seq;
+//% endif
   o += batch * o_strides.batch + head * o_strides.head;
   dO += batch * do_strides.batch + head * do_strides.head;
+  delta += $(head_rows(kernel));
   for (int row = threadIdx.x / kRowThreads; row < kBlockQ; row += kThreads / kRowThreads) {
     const i64 query = first + row;
     const bool valid = query < seq_q;
     const float product =
         row_product(o + query * o_strides.seq, dO + query * do_strides.seq, valid);
-    if (valid && threadIdx.x % kRowThreads == 0) delta[head_of_all * seq_q + query] = product;
+    if (valid && threadIdx.x % kRowThreads == 0) delta[query] = product;
   }
-  float4* dq_tile = reinterpret_cast<float4*>(dq_acc + i64(blockIdx.x) * kBlockQ * kD);
+  const i64 tile = $(dq_tile(kernel, "first / kBlockQ"));
+  float4* dq_tile = reinterpret_cast<float4*>(dq_acc + tile * (kBlockQ * kD));
   for (int i = threadIdx.x; i < kBlockQ * kD / 4; i += kThreads) {
     dq_tile[i] = make_float4(0.f, 0.f, 0.f, 0.f);
   }
@@ -105,10 +126,19 @@ $(parameters(kernel))) {
   float* statistics = reinterpret_cast<float*>(weight_tiles + kWeightTiles * kWeightElements);
 
   // This block's keys. Under a causal mask the first ones are seen by the most queries.
-  const int kv_tiles = (seq_kv + kBlockKV - 1) / kBlockKV;
+  const int kv_tiles = ($(longest_k(kernel)) + kBlockKV - 1) / kBlockKV;
   const int first_key = blockIdx.x % kv_tiles * kBlockKV;
   const int kv_head = blockIdx.x / kv_tiles % kv_heads;
   const i64 batch = blockIdx.x / kv_tiles / kv_heads;
+//% if kernel.varlen
+  const Sequence sequence = sequence_at(cu_seqlens_q, cu_seqlens_k, batch);
+  const int seq_q = sequence.seq_q, seq_kv = sequence.seq_kv;
+  if (first_key >= seq_kv) return;  // the grid is for the longest
+  q += sequence.q * q_strides.seq;
+  k += sequence.k * k_strides.seq;
+  v += sequence.k * v_strides.seq;
+  dO += sequence.q * do_strides.seq;
+//% endif
   const int keys = min(kBlockKV, seq_kv - first_key);
   k += batch * k_strides.batch + kv_head * k_strides.head + first_key * k_strides.seq;
   v += batch * v_strides.batch + kv_head * v_strides.head + first_key * v_strides.seq;
@@ -117,9 +147,11 @@ $(parameters(kernel))) {
 
   // The tiles of queries that see any of them, head after head of those that share the keys.
   const int group = heads / kv_heads;
+  const Span span = {$(span_terms(kernel))};
   const int q_blocks = (seq_q + kBlockQ - 1) / kBlockQ;
-  const int first_tile = max(0, first_query_of(first_key, seq_q, seq_kv)) / kBlockQ;
-  const int q_tiles = q_blocks - first_tile;
+  const int first_tile = max(0, first_query_of(first_key, span)) / kBlockQ;
+  const int end_query = end_query_of(first_key + keys - 1, span);
+  const int q_tiles = max(0, (end_query + kBlockQ - 1) / kBlockQ - first_tile);
   const int steps = group * q_tiles;
   const auto head_at = [&](int t) { return kv_head * group + t / q_tiles; };
   const auto query_at = [&](int t) { return (first_tile + t % q_tiles) * kBlockQ; };
@@ -136,9 +168,9 @@ $(parameters(kernel))) {
       const int head = head_at(t);
       const i64 query = query_at(t);
       const int rows = seq_q - int(query);
+      const i64 row = $(head_rows(kernel)) + query;
       const Element* q_source = q + head * q_strides.head + query * q_strides.seq;
       const Element* do_source = dO + head * do_strides.head + query * do_strides.seq;
-      const i64 row = (batch * heads + head) * seq_q + query;
       copy_tile<kBlockQ, kD, kHeadDim>(q_slot(t), q_source, q_strides.seq, rows);
       copy_tile<kBlockQ, kDV, kHeadDimV>(do_slot(t), do_source, do_strides.seq, rows);
       for (int i = threadIdx.x; i < kBlockQ; i += kThreads) {
@@ -149,8 +181,9 @@ $(parameters(kernel))) {
     ptx::cp_async_commit_group();
   };
   const auto add_dq = [&](int t) {
-    const i64 block = (batch * heads + head_at(t)) * q_blocks + query_at(t) / kBlockQ;
-    add_query_gradient(dq_acc + block * (kBlockQ * kD), ds_tile(t), k_tile);
+    const int head = head_at(t);
+    const i64 tile = $(dq_tile(kernel, "query_at(t) / kBlockQ"));
+    add_query_gradient(dq_acc + tile * (kBlockQ * kD), ds_tile(t), k_tile);
   };
 
   copy_tile<kBlockKV, kD, kHeadDim>(k_tile, k, k_strides.seq, keys);
@@ -171,7 +204,6 @@ $(parameters(kernel))) {
 //% endif
     add_dq(t);
   };
-  const int last_key = warp_key + kWarpKeys - 1;
   for (int t = 0; t < steps; ++t) {
     // Tile t has arrived, and every warp has made S of tile t - 1 and left its $("dS" if tile.p_in == "registers" else "P and dS").
     ptx::cp_async_wait_group<0>();
@@ -179,23 +211,38 @@ $(parameters(kernel))) {
     load(t + 1);
     finish_tile(t - 1);
     const int query = query_at(t);
-    const bool masked = last_key >= seq_kv || query < first_query_of(last_key, seq_q, seq_kv);
+    const bool masked = crosses_mask(warp_key, query, span);
+//% if kernel.bias != "none"
+    const int head = head_at(t);
+//% endif
+//% if hooked(kernel)
+    const ScoreTerms terms = {$(score_terms(kernel))};
+//% endif
 #pragma unroll 1
     for (int step = warp_part() * kStepQ; step < kBlockQ; step += kStepQ * kSplit) {
-      Scores<kStepQ> s;
+      Scores<kStepQ> s$(", derivative" if kernel.softcap);
       Weights p, ds;
       scores<kD, kStepQ>(s, k_tile, q_slot(t) + step * kD);
-      weights(s, lse_slot(t) + step, scale_log2);
-      if (masked) mask_weights<kStepQ>(s, warp_key, query + step, seq_q, seq_kv);
+//% if hooked(kernel)
+      finish_scores($(score_columns_call(kernel)));
+//% endif
+      weights(s, lse_slot(t) + step, $(softmax_factor(kernel)));
+      if (masked) mask_weights<kStepQ>(s, warp_key, query + step, span);
+//% if kernel.softcap
+      round_weights<kStepQ>(p, s, 0);
+      damp(s, derivative);
+//% endif
 #pragma unroll
       for (int part = 0; part < kStepQ; part += kPartQ) {
         Scores<kPartQ> dp;
         scores<kDV, kPartQ>(dp, v_tile, do_slot(t) + (step + part) * kDV);
         score_gradient(dp, s, delta_slot(t) + step + part, part);
-        if (masked) mask_weights<kPartQ>(dp, warp_key, query + step + part, seq_q, seq_kv);
+        if (masked) mask_weights<kPartQ>(dp, warp_key, query + step + part, span);
         round_weights<kPartQ>(ds, dp, part);
       }
+//% if not kernel.softcap
       round_weights<kStepQ>(p, s, 0);
+//% endif
       share_weights(ds_tile(t), ds, step);
 //% if tile.p_in == "registers"
       accumulate_step<kDV>(dv_acc, p, do_slot(t) + step * kDV);
@@ -210,9 +257,15 @@ $(parameters(kernel))) {
   __syncthreads();
   finish_tile(steps - 1);
   __syncthreads();  // the tiles of K and V are free for dK and dV
+//% if kernel.varlen
+  const i64 apart = kv_heads;  // rows from a key of this head to the next
+  const i64 row = (sequence.k + first_key) * apart + kv_head;
+//% else
+  const i64 apart = 1;  // rows from a key of this head to the next
   const i64 row = (batch * kv_heads + kv_head) * seq_kv + first_key;
-  store_rows<kD, kHeadDim>(k_tile, dk_acc, scale, dk + row * kHeadDim, keys);
-  store_rows<kDV, kHeadDimV>(v_tile, dv_acc, 1.f, dv + row * kHeadDimV, keys);
+//% endif
+  store_rows<kD, kHeadDim>(k_tile, dk_acc, scale, dk + row * kHeadDim, apart * kHeadDim, keys);
+  store_rows<kDV, kHeadDimV>(v_tile, dv_acc, 1.f, dv + row * kHeadDimV, apart * kHeadDimV, keys);
 }
 
 // clang-format off
@@ -220,12 +273,22 @@ extern "C" __global__ void
 $(kernel.stem)_finish(
 $(parameters(kernel))) {
   // clang-format on
-  const int q_blocks = (seq_q + kBlockQ - 1) / kBlockQ;
-  const i64 head_of_all = blockIdx.x / q_blocks;
+  const int q_blocks = ($(longest_q(kernel)) + kBlockQ - 1) / kBlockQ;
   const int first = blockIdx.x % q_blocks * kBlockQ;
-  const float* dq_tile = dq_acc + i64(blockIdx.x) * kBlockQ * kD;
+  const i64 batch = blockIdx.x / q_blocks / heads, head = blockIdx.x / q_blocks % heads;
   const int lane = threadIdx.x % 32;
-  dq += head_of_all * seq_q * kHeadDim;
+//% if kernel.varlen
+  const Sequence sequence = sequence_at(cu_seqlens_q, cu_seqlens_k, batch);
+  const int seq_q = sequence.seq_q;
+  if (first >= seq_q) return;
+  const i64 stride = i64(heads) * kHeadDim;
+  dq += sequence.q * stride + head * kHeadDim;
+//% else
+  const i64 stride = kHeadDim;
+  dq += (batch * heads + head) * seq_q * stride;
+//% endif
+  const i64 tile = $(dq_tile(kernel, "first / kBlockQ"));
+  const float* dq_tile = dq_acc + tile * (kBlockQ * kD);
   for (int unit = threadIdx.x / 32; unit < kUnits; unit += kWarps) {
     const float* source = dq_tile + unit * kUnitElements;
     for (int i = 0; i < kUnitCols / 4; ++i) {
@@ -234,8 +297,8 @@ $(parameters(kernel))) {
       float x[4];
 #pragma unroll
       for (int r = 0; r < 4; ++r) x[r] = scale * source[unit_place(i, r)];
-      if (query < seq_q) store_two(dq + query * kHeadDim, column, x[0], x[1]);
-      if (query + 8 < seq_q) store_two(dq + (query + 8) * kHeadDim, column, x[2], x[3]);
+      if (query < seq_q) store_two(dq + query * stride, column, x[0], x[1]);
+      if (query + 8 < seq_q) store_two(dq + (query + 8) * stride, column, x[2], x[3]);
     }
   }
 }

@@ -21,6 +21,9 @@ constexpr bool kCausal = $("true" if kernel.mask == "causal" else "false");
 constexpr int kChunkElements = 16 / int(sizeof(Element));  // of the 16-byte unit of copies
 constexpr float kInfinity = __builtin_huge_valf();
 constexpr float kLn2 = 0.693147180559945f;
+//% if hooked(kernel)
+constexpr float kLog2e = 1.44269504f;
+//% endif
 
 //% if kernel.splits
 static_assert(kRowTiles * 16 == kBlockQ, "whole 16-row tiles");

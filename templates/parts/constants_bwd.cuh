@@ -15,9 +15,14 @@ constexpr int kStepQ = 32;  // queries whose scores fit the registers beside dK 
 constexpr int kPartQ = kStepQ / kRowTiles;  // … and whose dP fits beside those
 constexpr int kRegisters = $(tile.registers);  // of a thread: so many that as many blocks fit an SM as planned
 constexpr int kSmemBytes = $(plan.smem_bytes);
+//% if kernel.mask != "window"
 constexpr bool kCausal = $("true" if kernel.mask == "causal" else "false");
+//% endif
 constexpr int kChunkElements = 16 / int(sizeof(Element));  // of the 16-byte unit of copies
 constexpr float kLog2e = 1.442695041f;
+//% if kernel.bias_dtype
+constexpr float kInfinity = __builtin_huge_valf();
+//% endif
 
 static_assert(kRowTiles * 16 * kWarps == kBlockKV * kSplit, "every warp has whole 16-key tiles");
 static_assert(kBlockQ % (kStepQ * kSplit) == 0, "whole steps of queries for every warp");

@@ -1,0 +1,45 @@
+//% if kernel.softcap
+// The derivative of tanh: 1 - tanh^2, without cancellation.
+__device__ __forceinline__ float soft_slope(float x) {
+  const float tail = soft_tail(x);
+  return 4.f * tail * (1.f - tail);
+}
+
+//% endif
+// The same for scores that stand on their side: the warp's keys from `key` on, queries from `query`
+// on.$(" `derivative` is that of the softcap." if kernel.softcap)
+__device__ __forceinline__ void finish_scores(Scores<kStepQ>& s, $("Scores<kStepQ>& derivative, " if kernel.softcap)const ScoreTerms& terms, int key, int query, const Span& span) {
+  const int lane = threadIdx.x % 32;
+#pragma unroll
+  for (int i = 0; i < 2 * kRowTiles; ++i) {
+    const int row = key + 8 * i + lane / 4;
+#pragma unroll
+    for (int n = 0; n < kStepQ / 4; ++n) {
+      const int column = query + lane % 4 * 2 + n / 2 * 8 + n % 2;
+      float& score = s[i / 2][n / 2][i % 2 * 2 + n % 2];
+//% if kernel.softcap
+      derivative[i / 2][n / 2][i % 2 * 2 + n % 2] = soft_slope(score * terms.scale_by_cap);
+//% endif
+//% if kernel.bias == "alibi"
+      const float distance = fabsf(float(column + span.seq_kv - span.seq_q - row));
+      score = fmaf(-terms.slope_log2, distance, scaled(score, terms));
+//% elif kernel.bias_dtype
+      const bool valid = row < span.seq_kv && column < span.seq_q;
+      add_bias(score, valid ? terms.bias[column * terms.stride + row] : Bias(0), terms);
+//% else
+      score = scaled(score, terms);
+//% endif
+    }
+  }
+}
+//% if kernel.softcap
+
+// What a derivative leaves of dS, in P's place.
+__device__ __forceinline__ void damp(Scores<kStepQ>& p, const Scores<kStepQ>& derivative) {
+#pragma unroll
+  for (int i = 0; i < kRowTiles * kStepQ / 2; ++i) {
+    const int tile = i / (kStepQ / 2), n = i / 4 % (kStepQ / 8);
+    p[tile][n][i % 4] *= derivative[tile][n][i % 4];
+  }
+}
+//% endif
