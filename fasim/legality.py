@@ -15,8 +15,8 @@ import numpy as np
 from fasim.gpu import Gpu
 from fasim.model import footprint
 from fasim.model.occupancy import register_cap, residency
-from fasim.model.tiles import Bools, Ints, Tiles, ceil_div, padded
-from fasim.plan import BACKWARD_STAGES, QUERY_STEP, split_count
+from fasim.model.tiles import Bools, Ints, Tiles, ceil_div
+from fasim.plan import BACKWARD_STAGES, LEAST_QUERY_STEP, QUERY_STEP, split_count
 from fasim.problem import Problem
 
 KIB = 1024
@@ -289,12 +289,15 @@ def _keys_per_warp() -> Rule:
 
 
 def _whole_query_steps() -> Rule:
-    """A backward kernel scores so many queries at once."""
+    """Warps that share keys score as many queries each, whole matmul steps at a time."""
+
+    def step(case: Case) -> Ints:
+        least = LEAST_QUERY_STEP.get(case.problem.dtype, QUERY_STEP)
+        return np.maximum(case.tiles.query_step, least) * case.tiles.sharing
+
     return Rule(
-        lambda c: c.tiles.block_q % (QUERY_STEP * c.tiles.sharing) == 0,
-        lambda c, i: (
-            f"block_q {c.tiles.block_q[i]} is no multiple of {QUERY_STEP * c.tiles.sharing[i]}"
-        ),
+        lambda c: (c.tiles.block_q % step(c) == 0) & (c.tiles.block_q % 16 == 0),
+        lambda c, i: f"block_q {c.tiles.block_q[i]} is no multiple of 16 and of {step(c)[i]}",
     )
 
 
@@ -307,21 +310,6 @@ def _two_stages() -> Rule:
             f" {BACKWARD_STAGES + c.tiles.sharing[i] - 1} tiles of Q"
         ),
     )
-
-
-def _halved_columns() -> Rule:
-    """Warps that share keys have half of the columns of dK and dV each, cut where no group of
-    permuted chunks is."""
-    return Rule(
-        lambda c: ~c.tiles.p_shared | _halves(c.problem),
-        lambda c, i: (
-            f"head_dim {c.problem.head_dim} or {c.problem.head_dim_v} cannot be halved among warps"
-        ),
-    )
-
-
-def _halves(problem: Problem) -> bool:
-    return {padded(problem.head_dim), padded(problem.head_dim_v)} <= {32, 64, 128, 256}
 
 
 def _resident() -> Rule:
@@ -349,7 +337,7 @@ def _warps(case: Case, index: int) -> str:
 _LIMITS = (_threads(), _shared_memory(), _registers(), _resident(), _grid())
 _MMA = (_whole_mma_rows(), _whole_keys())
 _FORWARD = (_threads(), _shared_memory(), _registers(), _rows_per_warp(), _resident(), _grid())
-_KEYS = (_keys_per_warp(), _whole_query_steps(), _two_stages(), _halved_columns(), _one_step())
+_KEYS = (_keys_per_warp(), _whole_query_steps(), _two_stages(), _one_step())
 _V3 = (_consumers(), _whole_keys(), _instruction_width(), _one_step())
 
 RULES: dict[tuple[str, str], tuple[Rule, ...]] = {

@@ -48,9 +48,9 @@ MADE: dict[str, tuple[str | bool, ...]] = {
     "deterministic": (False,),
     "splits": (False, True),
 }
-BACKWARD_DTYPES = ("fp16", "bf16")  # it multiplies on the tensor cores
 BACKWARD_STAGES = 2  # tiles of Q and dO in shared memory
-QUERY_STEP = 32  # queries that a backward pass scores at once
+QUERY_STEP = 32  # queries that a backward warp scores at once, where its share has as many
+LEAST_QUERY_STEP = {"fp32": 8, "fp16": 16, "bf16": 16}
 # Split keys: parts of a row at most, and what a block costs beside its tiles of keys, in tiles.
 MOST_SPLITS = 128
 ENDS_TILES = 2
@@ -90,6 +90,11 @@ class Tile:
     def sharing(self) -> int:
         """Warps of a backward pass that share keys: two where P goes through shared memory."""
         return 2 if self.p_in == "shared" else 1
+
+    @property
+    def query_step(self) -> int:
+        """Queries that a warp of a backward pass scores at once."""
+        return min(QUERY_STEP, self.block_q // self.sharing)
 
     @property
     def keys_per_step(self) -> int:
@@ -454,8 +459,6 @@ class Plan:
             yield "only V2 splits keys, and only with the heads of a group packed"
         if (kernel.variant, kernel.pass_) not in POINTERS:
             yield f"no template makes the backward pass of {kernel.variant}"
-        if kernel.pass_ == "bwd" and kernel.dtype not in BACKWARD_DTYPES:
-            yield f"no template makes a backward pass in {kernel.dtype}"
         if kernel.splits and not kernel.plain:
             yield "only plain attention has split keys: no window, softcap, bias or varlen"
         if kernel.splits and self.slots < 1:
@@ -484,7 +487,7 @@ def _ragged(kernel: KernelSpec) -> Iterator[str]:
         if not least <= (value := getattr(tile, name)) <= most:
             yield f"{name} is {value}, not between {least} and {most}"
     if backward:
-        yield from _ragged_bwd(tile)
+        yield from _ragged_bwd(tile, LEAST_QUERY_STEP.get(kernel.dtype, QUERY_STEP))
     elif kernel.splits:
         yield from _ragged_split(tile)
     elif tile.block_q % (16 * tile.warps):
@@ -503,12 +506,13 @@ def _ragged_split(tile: Tile) -> Iterator[str]:
         yield f"block_kv {tile.block_kv} is not {tile.keys_per_step} for each of {tile.warps} warps"
 
 
-def _ragged_bwd(tile: Tile) -> Iterator[str]:
-    """The same where a warp owns keys, and queries come 32 at a time through two slots."""
+def _ragged_bwd(tile: Tile, least: int) -> Iterator[str]:
+    """The same where a warp owns keys, and queries come a step of at least so many at a time."""
     if tile.warps % tile.sharing or tile.block_kv * tile.sharing % (16 * tile.warps):
         yield f"block_kv {tile.block_kv} is not whole 16-key steps for each of {tile.warps} warps"
-    if tile.block_q % (step := QUERY_STEP * tile.sharing):
-        yield f"block_q {tile.block_q} is not whole steps of {step} queries"
+    step = max(tile.query_step, least) * tile.sharing
+    if tile.block_q % 16 or tile.block_q % step:
+        yield f"block_q {tile.block_q} is not whole steps of {step} queries, 16 each"
     if tile.stages != (stages := BACKWARD_STAGES + tile.sharing - 1):
         yield f"{tile.stages} stages, but a backward pass with P in {tile.p_in} has {stages}"
     if tile.keys_per_step != tile.block_kv:

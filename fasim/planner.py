@@ -70,10 +70,6 @@ def missing(problem: Problem, gpu: Gpu, algo: str, pass_: str) -> str:
             f"the {algo} backward kernel is planned, not generated yet",
         ),
         (pass_ == "train", "a backward and a forward kernel are two files"),
-        (
-            pass_ == "bwd" and problem.dtype == "fp32",
-            "a backward kernel multiplies on the tensor cores: fp32 is planned, not generated yet",
-        ),
         (problem.dtype == "e4m3", "e4m3 kernels are planned, not generated yet"),
         (gpu.compute_capability < MIN_CAPABILITY, _too_old(gpu, capability)),
         (problem.varlen and problem.dense, "a dense bias of packed sequences has no layout yet"),

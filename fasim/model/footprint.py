@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from fasim.gpu import Gpu
-from fasim.model.tiles import Ints, Tiles, padded, round_up
-from fasim.plan import QUERY_STEP, WARP
+from fasim.model.tiles import Ints, Tiles, ceil_div, padded, round_up
+from fasim.plan import WARP
 from fasim.problem import Problem
 
 # Registers of a thread besides its accumulators: addresses, loop state, softmax statistics ...
@@ -239,12 +239,17 @@ def _v1_bwd_registers(problem: Problem, tiles: Tiles) -> Any:
 def _v2_bwd_registers(problem: Problem, tiles: Tiles) -> Any:
     """The warp's part of dK and dV for the whole pass, S of a step of queries and dP of as many as
     16 keys have of them."""
-    d, dv, _ = _dims(problem)
-    keys = tiles.block_kv * tiles.sharing // tiles.warps
-    gradients = keys * (d + dv) // tiles.sharing
-    accumulators = (gradients + keys * QUERY_STEP + 16 * QUERY_STEP) // WARP
+    keys, step = tiles.block_kv * tiles.sharing // tiles.warps, tiles.query_step
+    accumulators = (keys * gradient_columns(problem, tiles) + (keys + 16) * step) // WARP
     needed = np.minimum(accumulators + V2_BACKWARD_REGISTERS, MOST_REGISTERS)
     return np.maximum(needed, accumulators + V2_BACKWARD_LEAST)
+
+
+def gradient_columns(problem: Problem, tiles: Tiles) -> Ints:
+    """Columns of dK and dV that a warp of V2's backward kernel has: warps that share keys take
+    turns at blocks of 16."""
+    blocks = (width // 16 for width in _dims(problem)[:2])
+    return np.asarray(sum(16 * ceil_div(n, tiles.sharing) for n in blocks))
 
 
 def _v3_fwd_registers(problem: Problem, tiles: Tiles) -> Any:

@@ -204,18 +204,19 @@ def _v1_bwd(shape: _Shape, rates: Rates) -> Step:
 
 def _v2_bwd(shape: _Shape, rates: Rates) -> Step:
     """Every warp reads Q and dO twice, all of them or, where two share keys, half; its keys of K
-    once per QUERY_STEP queries, of V once for each 16 keys besides; dQ's units of QUERY_STEP
+    once per step of queries, of V once for each 16 keys besides; dQ's units of QUERY_STEP
     queries by 32 columns read dS and K; dS is written. Where two warps share keys, both read P and
     dS from shared memory."""
     m, n, d, e, split = shape.m, shape.n, shape.d, shape.e, shape.tiles.sharing
     keys = n * split // shape.tiles.warps
     walked = 2 * shape.tiles.warps // split * shape.rows_bytes
-    own = m // QUERY_STEP * n * (d + keys // 16 * shape.dv) * e
+    own = m // shape.tiles.query_step * n * (d + keys // 16 * shape.dv) * e
     own = own + (4 + 1) * shape.scores * e * (split > 1)  # and P written
     units = m // QUERY_STEP * n * d * e + shape.scores * e * np.maximum(d // 32, 1)
     written = shape.scores * e + shape.rows_bytes
     busy = _busy(shape)
-    step = _bwd(shape, rates, walked + own + units + written)
+    reread = FP32_REREAD if shape.dtype == "fp32" else 1
+    step = _bwd(shape, rates, (walked + own + units) * reread + written)
     return replace(step, tensor=step.tensor / busy, softmax=step.softmax / busy)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fasim.plan import WARP, Tile
+from fasim.plan import QUERY_STEP, WARP, Tile
 
 Ints = npt.NDArray[np.int64]
 Reals = npt.NDArray[np.float64]
@@ -85,6 +85,11 @@ class Tiles:
     def sharing(self) -> Ints:
         """Warps of a backward pass that share keys: two where P goes through shared memory."""
         return np.where(self.p_shared, 2, 1)
+
+    @property
+    def query_step(self) -> Ints:
+        """Queries that a warp of a backward pass scores at once."""
+        return np.minimum(QUERY_STEP, self.block_q // self.sharing)
 
     def rows_apart(self, algo: str, dtype: str) -> Ints:
         """Rows that skip forward what none of them sees: a warp's of V2 in 16 bits, else a tile."""

@@ -8,7 +8,7 @@ using Weights = u32[kStepQ / 16][kRowTiles][4];  // rounded, left operands of 16
 
 // The warp's columns of dK or dV.
 template <int kCols>
-using Accumulator = float[kRowTiles][kCols / kSplit / 8][4];
+using Accumulator = float[kRowTiles][2 * warp_blocks(kCols)][4];
 
 template <int kRows, int kTiles>
 __device__ __forceinline__ void zero(float (&fragment)[kRows][kTiles][4]) {
@@ -71,13 +71,14 @@ template <int kCols>
 __device__ __forceinline__ void accumulate(Accumulator<kCols>& sum, const u32 (&p)[kRowTiles][4],
                                            u32 rows) {
 #pragma unroll
-  for (int n = 0; n < kCols / kSplit; n += 16) {
+  for (int n = 0; n < warp_blocks(kCols); ++n) {
+    if (kCols / 16 % kSplit && warp_column(2 * n) >= kCols) break;
     u32 b[4];
-    ptx::ldmatrix_x4_trans(b, along_row<kCols>(rows, n / 8));
+    ptx::ldmatrix_x4_trans(b, along_row<kCols>(rows, 2 * kSplit * n));
 #pragma unroll
     for (int i = 0; i < kRowTiles; ++i) {
-      ptx::mma_m16n8k16_$(ptx_type(kernel.dtype))(sum[i][n / 8], p[i], b[0], b[1]);
-      ptx::mma_m16n8k16_$(ptx_type(kernel.dtype))(sum[i][n / 8 + 1], p[i], b[2], b[3]);
+      ptx::mma_m16n8k16_$(ptx_type(kernel.dtype))(sum[i][2 * n], p[i], b[0], b[1]);
+      ptx::mma_m16n8k16_$(ptx_type(kernel.dtype))(sum[i][2 * n + 1], p[i], b[2], b[3]);
     }
   }
 }
@@ -86,7 +87,7 @@ __device__ __forceinline__ void accumulate(Accumulator<kCols>& sum, const u32 (&
 template <int kCols>
 __device__ __forceinline__ u32 columns_of(const Element* queries) {
   const int lane = threadIdx.x % 32;
-  const int chunk = warp_part() * (kCols / kSplit / 8) + lane / 16;
+  const int chunk = warp_column(0) / 8 + lane / 16;
   return ptx::smem_address(chunk_at<kCols>(queries, lane % 16, chunk));
 }
 
@@ -122,3 +123,16 @@ __device__ __forceinline__ void accumulate_tile(Accumulator<kCols>& sum, const E
   }
 }
 //% endif
+
+// Weights for the other warps: rows are keys, columns the queries of a tile, from `query` on these.
+__device__ __forceinline__ void share_weights(Element* tile, const Weights& weights, int query) {
+  const int lane = threadIdx.x % 32;
+  const int key = warp_keys() + lane / 4;
+#pragma unroll
+  for (int i = 0; i < kRowTiles * kStepQ / 4; ++i) {
+    const int row_tile = i / (kStepQ / 4), step = i / 4 % (kStepQ / 16), part = i % 4;
+    const int row = key + 16 * row_tile + part % 2 * 8;
+    Element* chunk = chunk_at<kBlockQ>(tile, row, query / 8 + 2 * step + part / 2);
+    *reinterpret_cast<u32*>(chunk + lane % 4 * 2) = weights[step][row_tile][part];
+  }
+}

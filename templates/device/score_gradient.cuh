@@ -100,16 +100,3 @@ __device__ __forceinline__ void mask_weights(Scores<kQueries>& weights, int key,
     }
   }
 }
-
-// Weights for the other warps: rows are keys, columns the queries of a tile, from `query` on these.
-__device__ __forceinline__ void share_weights(Element* tile, const Weights& weights, int query) {
-  const int lane = threadIdx.x % 32;
-  const int key = warp_keys() + lane / 4;
-#pragma unroll
-  for (int i = 0; i < kRowTiles * kStepQ / 4; ++i) {
-    const int row_tile = i / (kStepQ / 4), step = i / 4 % (kStepQ / 16), part = i % 4;
-    const int row = key + 16 * row_tile + part % 2 * 8;
-    Element* chunk = chunk_at<kBlockQ>(tile, row, query / 8 + 2 * step + part / 2);
-    *reinterpret_cast<u32*>(chunk + lane % 4 * 2) = weights[step][row_tile][part];
-  }
-}

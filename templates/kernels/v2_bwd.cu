@@ -37,9 +37,11 @@ static_assert(kSharedElements * sizeof(Element) + 2 * kSlots * kBlockQ * sizeof(
 //% include "ptx/smem_address.cuh"
 //% include "ptx/cp_async.cuh"
 //% include "ptx/ex2.cuh"
+//% if kernel.dtype != "fp32"
 //% include "ptx/ldmatrix_x4.cuh"
 //% include "ptx/mma_m16n8k16_" ~ ptx_type(kernel.dtype) ~ ".cuh"
 //% include "ptx/cvt_" ~ ptx_type(kernel.dtype) ~ "x2.cuh"
+//% endif
 //% if "fp16" in (kernel.dtype, kernel.bias_dtype)
 //% include "ptx/cvt_f32_f16.cuh"
 //% endif
@@ -60,7 +62,11 @@ static_assert(kSharedElements * sizeof(Element) + 2 * kSlots * kBlockQ * sizeof(
 
 //% include "device/copy.cuh"
 
+//% if kernel.dtype == "fp32"
+//% include "device/matmul_bwd_fma.cuh"
+//% else
 //% include "device/matmul_bwd.cuh"
+//% endif
 
 //% if kernel.varlen
 //% include "device/varlen.cuh"
@@ -291,7 +297,7 @@ $(parameters(kernel))) {
   const float* dq_tile = dq_acc + tile * (kBlockQ * kD);
   for (int unit = threadIdx.x / 32; unit < kUnits; unit += kWarps) {
     const float* source = dq_tile + unit * kUnitElements;
-    for (int i = 0; i < kUnitCols / 4; ++i) {
+    for (int i = 0; i < kFragments; ++i) {
       const int column = unit_column(unit) + i % (kUnitCols / 8) * 8 + lane % 4 * 2;
       const i64 query = first + unit_query(unit) + i / (kUnitCols / 8) * 16 + lane / 4;
       float x[4];

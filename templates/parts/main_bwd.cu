@@ -11,7 +11,11 @@ __global__ void fill(Element* x, i64 n, u32 seed) {
   const i64 i = blockIdx.x * i64(blockDim.x) + threadIdx.x;
   const u32 hash = (u32(i) * 2654435761u ^ seed) * 2246822519u;
   const float value = float(hash >> 8) / (1 << 23) - 1.f;
+//% if kernel.dtype == "fp32"
+  if (i < n) x[i] = value;
+//% else
   if (i < n) x[i] = u16(ptx::cvt_$(ptx_type(kernel.dtype))x2(value, value));
+//% endif
 }
 
 template <typename T>
