@@ -476,8 +476,11 @@ def _v2_bwd_registers(case: _Case) -> Iterator[Part]:
     yield Part("dK, dV", f"{keys} keys a warp x {columns} / {WARP}", gradients)
     scores = (keys + 16) * step // WARP
     yield Part("S, dP", f"({keys} + 16) keys x {step} queries / {WARP}", scores)
+    options = footprint.backward_option_registers(case.problem)
+    for name, kept in options.items():
+        yield Part(name, "", kept)
     needed = int(footprint.registers(case.problem, "v2", "bwd", case.tiles)[0])
-    yield Part("the rest", "", needed - gradients - scores)
+    yield Part("the rest", "", needed - gradients - scores - sum(options.values()))
 
 
 _REGISTERS: dict[tuple[str, str], Callable[[_Case], Iterator[Part]]] = {

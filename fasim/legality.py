@@ -281,7 +281,10 @@ def _rows_per_warp() -> Rule:
 def _keys_per_warp() -> Rule:
     """A backward warp owns the keys whose dK and dV it holds, one or two mma tiles of them."""
     return Rule(
-        lambda c: np.isin(c.tiles.block_kv * c.tiles.sharing / c.tiles.warps, ROWS_PER_WARP),
+        lambda c: (
+            np.isin(c.tiles.bwd_keys, ROWS_PER_WARP)
+            & (c.tiles.bwd_keys * c.tiles.warps == c.tiles.block_kv * c.tiles.sharing)
+        ),
         lambda c, i: (
             f"block_kv {c.tiles.block_kv[i]} is not 16 or 32 keys for each of {_warps(c, i)}"
         ),
@@ -293,11 +296,20 @@ def _whole_query_steps() -> Rule:
 
     def step(case: Case) -> Ints:
         least = LEAST_QUERY_STEP.get(case.problem.dtype, QUERY_STEP)
+        least = least * case.tiles.bwd_keys // 16
         return np.maximum(case.tiles.query_step, least) * case.tiles.sharing
 
     return Rule(
         lambda c: (c.tiles.block_q % step(c) == 0) & (c.tiles.block_q % 16 == 0),
         lambda c, i: f"block_q {c.tiles.block_q[i]} is no multiple of 16 and of {step(c)[i]}",
+    )
+
+
+def _fp32_shares() -> Rule:
+    """Without matrix instructions the operands of every product take registers of their own."""
+    return Rule(
+        lambda c: c.tiles.p_shared | np.full(len(c), c.problem.dtype != "fp32"),
+        lambda c, i: "P stays in registers, where backward in fp32 has no room for it",
     )
 
 
@@ -337,7 +349,10 @@ def _warps(case: Case, index: int) -> str:
 _LIMITS = (_threads(), _shared_memory(), _registers(), _resident(), _grid())
 _MMA = (_whole_mma_rows(), _whole_keys())
 _FORWARD = (_threads(), _shared_memory(), _registers(), _rows_per_warp(), _resident(), _grid())
-_KEYS = (_keys_per_warp(), _whole_query_steps(), _two_stages(), _one_step())
+_KEYS = (
+    *(_keys_per_warp(), _whole_query_steps(), _fp32_shares()),
+    *(_two_stages(), _one_step()),
+)
 _V3 = (_consumers(), _whole_keys(), _instruction_width(), _one_step())
 
 RULES: dict[tuple[str, str], tuple[Rule, ...]] = {

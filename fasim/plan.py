@@ -50,7 +50,7 @@ MADE: dict[str, tuple[str | bool, ...]] = {
 }
 BACKWARD_STAGES = 2  # tiles of Q and dO in shared memory
 QUERY_STEP = 32  # queries that a backward warp scores at once, where its share has as many
-LEAST_QUERY_STEP = {"fp32": 8, "fp16": 16, "bf16": 16}
+LEAST_QUERY_STEP = {"fp32": 8, "fp16": 16, "bf16": 16}  # for each 16 keys of the warp
 # Split keys: parts of a row at most, and what a block costs beside its tiles of keys, in tiles.
 MOST_SPLITS = 128
 ENDS_TILES = 2
@@ -459,6 +459,8 @@ class Plan:
             yield "only V2 splits keys, and only with the heads of a group packed"
         if (kernel.variant, kernel.pass_) not in POINTERS:
             yield f"no template makes the backward pass of {kernel.variant}"
+        if kernel.pass_ == "bwd" and kernel.dtype == "fp32" and kernel.tile.p_in != "shared":
+            yield "no template makes a backward pass in fp32 with P in registers"
         if kernel.splits and not kernel.plain:
             yield "only plain attention has split keys: no window, softcap, bias or varlen"
         if kernel.splits and self.slots < 1:
@@ -510,7 +512,8 @@ def _ragged_bwd(tile: Tile, least: int) -> Iterator[str]:
     """The same where a warp owns keys, and queries come a step of at least so many at a time."""
     if tile.warps % tile.sharing or tile.block_kv * tile.sharing % (16 * tile.warps):
         yield f"block_kv {tile.block_kv} is not whole 16-key steps for each of {tile.warps} warps"
-    step = max(tile.query_step, least) * tile.sharing
+    keys = tile.block_kv * tile.sharing // tile.warps
+    step = max(tile.query_step, least * keys // 16) * tile.sharing
     if tile.block_q % 16 or tile.block_q % step:
         yield f"block_q {tile.block_q} is not whole steps of {step} queries, 16 each"
     if tile.stages != (stages := BACKWARD_STAGES + tile.sharing - 1):

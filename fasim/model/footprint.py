@@ -52,6 +52,8 @@ BACKWARD_REGISTERS = 48
 # V2's backward kernel, whose LSE and D wait in shared memory: what it needs, and what it makes do
 # with where that is all that is left. Fitted to nvcc 13.0.
 V2_BACKWARD_REGISTERS, V2_BACKWARD_LEAST = 72, 64
+# What its options keep besides.
+BACKWARD_OPTION_REGISTERS = {"window": 4, "softcap": 8, "ALiBi": 4, "dense bias": 8, "sequences": 0}
 # V3: what FA3's published tiles leave between their accumulators and the register cap.
 WGMMA_SLACK = 28
 # V3: mbarriers and alignment of the tiles to 1024 bytes.
@@ -202,6 +204,15 @@ def _special(problem: Problem, tiles: Tiles) -> Ints:
 
 def option_registers(problem: Problem) -> dict[str, int]:
     """OPTION_REGISTERS of the options that a problem has."""
+    return {name: OPTION_REGISTERS[name] for name in _options(problem)}
+
+
+def backward_option_registers(problem: Problem) -> dict[str, int]:
+    """The same of V2's backward kernel."""
+    return {name: BACKWARD_OPTION_REGISTERS[name] for name in _options(problem)}
+
+
+def _options(problem: Problem) -> tuple[str, ...]:
     asked = {
         "window": problem.mask == "window",
         "softcap": problem.softcap > 0,
@@ -209,7 +220,7 @@ def option_registers(problem: Problem) -> dict[str, int]:
         "dense bias": problem.dense,
         "sequences": problem.varlen,
     }
-    return {name: OPTION_REGISTERS[name] for name, wanted in asked.items() if wanted}
+    return tuple(name for name, wanted in asked.items() if wanted)
 
 
 def _v1_fwd_registers(problem: Problem, tiles: Tiles) -> Ints:
@@ -239,10 +250,11 @@ def _v1_bwd_registers(problem: Problem, tiles: Tiles) -> Any:
 def _v2_bwd_registers(problem: Problem, tiles: Tiles) -> Any:
     """The warp's part of dK and dV for the whole pass, S of a step of queries and dP of as many as
     16 keys have of them."""
-    keys, step = tiles.block_kv * tiles.sharing // tiles.warps, tiles.query_step
+    keys, step = tiles.bwd_keys, tiles.query_step
     accumulators = (keys * gradient_columns(problem, tiles) + (keys + 16) * step) // WARP
-    needed = np.minimum(accumulators + V2_BACKWARD_REGISTERS, MOST_REGISTERS)
-    return np.maximum(needed, accumulators + V2_BACKWARD_LEAST)
+    kept = accumulators + sum(backward_option_registers(problem).values())
+    needed = np.minimum(kept + V2_BACKWARD_REGISTERS, MOST_REGISTERS)
+    return np.maximum(needed, kept + V2_BACKWARD_LEAST)
 
 
 def gradient_columns(problem: Problem, tiles: Tiles) -> Ints:

@@ -208,7 +208,7 @@ def _v2_bwd(shape: _Shape, rates: Rates) -> Step:
     queries by 32 columns read dS and K; dS is written. Where two warps share keys, both read P and
     dS from shared memory."""
     m, n, d, e, split = shape.m, shape.n, shape.d, shape.e, shape.tiles.sharing
-    keys = n * split // shape.tiles.warps
+    keys = shape.tiles.bwd_keys
     walked = 2 * shape.tiles.warps // split * shape.rows_bytes
     own = m // shape.tiles.query_step * n * (d + keys // 16 * shape.dv) * e
     own = own + (4 + 1) * shape.scores * e * (split > 1)  # and P written

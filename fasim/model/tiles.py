@@ -87,6 +87,11 @@ class Tiles:
         return np.where(self.p_shared, 2, 1)
 
     @property
+    def bwd_keys(self) -> Ints:
+        """Keys of a warp of a backward pass, which it may share with another."""
+        return self.block_kv * self.sharing // self.warps
+
+    @property
     def query_step(self) -> Ints:
         """Queries that a warp of a backward pass scores at once."""
         return np.minimum(QUERY_STEP, self.block_q // self.sharing)

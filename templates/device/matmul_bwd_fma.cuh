@@ -91,26 +91,6 @@ __device__ __forceinline__ void accumulate(Accumulator<kCols>& sum,
   }
 }
 
-//% if tile.p_in == "registers"
-// sum += P^T dO, or dS^T Q, over a step of queries: the lane of the quad that holds a query's weight
-// lends it to the other three.
-template <int kCols>
-__device__ __forceinline__ void accumulate_step(Accumulator<kCols>& sum, const Weights& p,
-                                                const float* queries) {
-  const int lane = threadIdx.x % 32;
-#pragma unroll
-  for (int query = 0; query < kStepQ; query += 4) {
-    float weight[2 * kRowTiles][4];
-#pragma unroll
-    for (int i = 0; i < 8 * kRowTiles; ++i) {
-      const int row = i / 4, place = query % 8 + i % 4;
-      const float held = p[row / 2][query / 8][row % 2 * 2 + place % 2];
-      weight[row][i % 4] = __shfl_sync(~0u, held, (lane & ~3) + place / 2);
-    }
-    accumulate<kCols>(sum, weight, queries, query);
-  }
-}
-//% else
 // sum += P^T dO, or dS^T Q, over a tile of queries: weights as all warps left them, keys by queries.
 template <int kCols>
 __device__ __forceinline__ void accumulate_tile(Accumulator<kCols>& sum, const float* weights,
@@ -126,7 +106,6 @@ __device__ __forceinline__ void accumulate_tile(Accumulator<kCols>& sum, const f
     accumulate<kCols>(sum, weight, queries, query);
   }
 }
-//% endif
 
 // Weights for the other warps: rows are keys, columns the queries of a tile, from `query` on these.
 __device__ __forceinline__ void share_weights(float* tile, const Weights& weights, int query) {

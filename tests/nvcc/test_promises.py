@@ -50,7 +50,7 @@ def draw(rng: random.Random, algos: tuple[str, ...], pass_: str, options: bool) 
     """One legal tile of one random problem, any of them as likely."""
     head_dim = rng.choice(HEAD_DIMS)
     problem = Problem(
-        dtype=rng.choice(("fp32", "fp16", "bf16")[pass_ == "bwd" :]),
+        dtype=rng.choice(("fp32", "fp16", "bf16")),
         head_dim=head_dim,
         head_dim_v=head_dim if rng.random() < 0.8 else rng.choice(HEAD_DIMS),
         causal=rng.random() < 0.5,
