@@ -394,7 +394,7 @@ class Plan:
         rows, columns = self.kernel.tile.block_q, padded(problem.head_dim)
         if self.kernel.varlen:
             return (tokens[0] // rows + problem.batch, problem.heads, rows, columns)
-        return (problem.batch, problem.heads, self._q_blocks(problem), rows, columns)
+        return (problem.batch, problem.heads, self._q_blocks(problem) * rows, columns)
 
     def to_json(self) -> dict[str, Any]:
         kernel = asdict(self.kernel)

@@ -256,10 +256,9 @@ def softmax_factor(kernel: KernelSpec) -> str:
 
 
 def score_terms(kernel: KernelSpec) -> str:
-    """The initialiser of ScoreTerms. A backward block has no bias of its own: it serves heads."""
+    """The initialiser of ScoreTerms. A backward block serves several heads, each with its bias."""
     factors = [name for name in kernel.factors if name != "scale"]
-    batch = " + batch * bias_strides.batch + head * bias_strides.head" * (kernel.pass_ == "bwd")
-    bias = [f"bias{batch}", "bias_strides.seq"]
+    bias = ["head_bias" if kernel.pass_ == "bwd" else "bias", "bias_strides.seq"]
     terms = {"none": [], "alibi": ["slopes[head] * kLog2e"]}.get(kernel.bias, bias)
     return ", ".join([*factors, *terms])
 

@@ -28,7 +28,7 @@
 //   from  30720   14336 bytes  K and V, ring slot 1
 //
 // templates, with the first 8 digits of their sha256
-//   cc1884ef  device/copy.cuh
+//   9ab2698b  device/copy.cuh
 //   0854f155  device/copy_async.cuh
 //   74034a71  device/finish.cuh
 //   26282f8e  device/fragments.cuh
@@ -36,15 +36,18 @@
 //   4210b751  device/mask.cuh
 //   335dc4e2  device/matmul_mma.cuh
 //   051bb746  device/rows.cuh
-//   c21c3ef4  device/score.cuh
+//   68d17f26  device/score.cuh
+//   ac33362a  device/score_rows.cuh
 //   e58e9ed8  device/softmax_lazy.cuh
 //   727eb359  device/store.cuh
 //   b0983d9f  device/tile.cuh
 //   c2706fe3  device/types.cuh
 //   b80c26d4  device/words.cuh
-//   0901eff6  kernels/v2_fwd.cu
-//   d14fdd00  parts/constants.cuh
-//   8349efe4  parts/main.cu
+//   4d2d4d55  kernels/v2_fwd.cu
+//   52ba4380  parts/constants.cuh
+//   8a2896d0  parts/main.cu
+//   3b57e6e1  parts/main_arrays.cuh
+//   925f66ef  parts/main_options.cuh
 //   337a472a  ptx/cp_async.cuh
 //   42d2ca0a  ptx/cvt_f16x2.cuh
 //   422cf4a7  ptx/ex2.cuh
@@ -64,7 +67,7 @@
 // "head_dim_v": 64, "heads": 16, "incoherent": false, "kv_heads": 16, "out_dtype": "fp16", "pass":
 // "fwd", "scale": 0.125, "scales": "tensor", "seq": 4096, "seq_kv": 4096, "softcap": 0.0, "varlen":
 // false, "window": [-1, -1]}, "schema": "fasim.plan/1", "smem_bytes": 45056}
-// ---- the rest of the file has sha256 e0495bffe4af46b37bd8cebb72eea43948be1c09bae93551bcca54000ceca65f
+// ---- the rest of the file has sha256 0e2abcf1c0bbec3600a39b0d6d2207727b0fce6d2b1849f4d7ae29b5ff122421
 // FlashAttention-2, forward (Dao 2023, algorithm 1).
 //
 // One thread block per block of queries. It walks the keys and values once, from the last tile to
@@ -108,7 +111,7 @@ constexpr bool kCausal = true;
 constexpr int kChunkElements = 16 / int(sizeof(Element));  // of the 16-byte unit of copies
 constexpr float kInfinity = __builtin_huge_valf();
 constexpr float kLn2 = 0.693147180559945f;
-
+constexpr float kLog2e = 1.44269504f;
 static_assert(kRowTiles * 16 * kWarps == kBlockQ, "every warp owns whole 16-row tiles");
 static_assert(kBlockKV % kStepKV == 0 && kStepKV % 16 == 0, "whole 16-key matrix steps");
 
@@ -354,6 +357,7 @@ __device__ __forceinline__ void copy_tile(Element* tile, const Element* source, 
     }
     source += kRowStep * stride;
   }
+  if constexpr (kColSteps * kColStep != kCols) __syncwarp();  // for lanes that had less to copy
 }
 
 // A thread's part of the scores and of the output: [16 rows][8 columns][row g: 2, row g + 8: 2].
@@ -443,7 +447,6 @@ __device__ __forceinline__ void accumulate(Accumulator& o, const Weights& p,
 // ---- Scores -------------------------------------------------------------------------------------
 // What happens to a score between Q K^T and the mask, in the order of the contract: scale, softcap,
 // bias. Scores leave in units of log2, so the softmax after them needs no factor of its own.
-constexpr float kLog2e = 1.44269504f;
 
 struct ScoreTerms {
   float scale_log2;
@@ -454,6 +457,7 @@ __device__ __forceinline__ float scaled(float score, const ScoreTerms& terms) {
   return score * terms.scale_log2;
 }
 
+// The same for a thread's part of the scores of whole rows.
 // -slope |distance| for every score: the last key is aligned with the last query, as in the mask.
 // The warp's rows begin at `query`, the keys at `key`.
 __device__ __forceinline__ void finish_scores(Scores& s, const ScoreTerms& terms, int query,
@@ -772,6 +776,7 @@ template <typename T>
 T* device_array(i64 n) {
   T* array = nullptr;
   cudaMalloc(&array, n * sizeof(T) + 16);
+  cudaMemset(array, 0, n * sizeof(T) + 16);
   return array;
 }
 
@@ -805,9 +810,11 @@ int main(int argc, char** argv) {
   const Strides k_strides = contiguous(kv_heads, seq_kv, kHeadDim);
   const Strides v_strides = contiguous(kv_heads, seq_kv, kHeadDimV);
   const Strides o_strides = contiguous(heads, seq_q, kHeadDimV);
+
   const float scale_log2 = 1.442695041f / sqrtf(kHeadDim);
   const auto slope = [&](i64 h) { return exp2f(-8.f * (h + 1) / heads); };
   const float* slopes = made<float>(heads, slope);
+
   Element* q = input(rows * kHeadDim, 1);
   Element* k = input(keys * kHeadDim, 2);
   Element* v = input(keys * kHeadDimV, 3);

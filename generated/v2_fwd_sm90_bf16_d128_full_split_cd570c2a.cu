@@ -37,7 +37,7 @@
 //
 // templates, with the first 8 digits of their sha256
 //   a8be177c  device/combine.cuh
-//   cc1884ef  device/copy.cuh
+//   9ab2698b  device/copy.cuh
 //   0854f155  device/copy_async.cuh
 //   b145b0f2  device/copy_packed.cuh
 //   26282f8e  device/fragments.cuh
@@ -51,8 +51,10 @@
 //   c2706fe3  device/types.cuh
 //   b80c26d4  device/words.cuh
 //   9b800c0f  kernels/v2_split.cu
-//   d14fdd00  parts/constants.cuh
-//   8349efe4  parts/main.cu
+//   52ba4380  parts/constants.cuh
+//   8a2896d0  parts/main.cu
+//   3b57e6e1  parts/main_arrays.cuh
+//   925f66ef  parts/main_options.cuh
 //   337a472a  ptx/cp_async.cuh
 //   33562fdf  ptx/cvt_bf16x2.cuh
 //   422cf4a7  ptx/ex2.cuh
@@ -73,7 +75,7 @@
 // "fwd", "scale": 0.08838834764831843, "scales": "tensor", "seq": 1, "seq_kv": 32768, "softcap":
 // 0.0, "varlen": false, "window": [-1, -1]}, "schema": "fasim.plan/1", "slots": 264, "smem_bytes":
 // 102400}
-// ---- the rest of the file has sha256 e31717b9669b50462e84b83012b81dce4b399826562292b183d14b197fc36160
+// ---- the rest of the file has sha256 cc129b21515ca8495e4ca6781b10c1ae90d1508e972aae8abc55d4c7d13636d1
 // FlashAttention-2, forward, for few queries against many keys: split keys (Flash-Decoding, Dao,
 // Haziza, Massa and Sizov 2023).
 //
@@ -120,7 +122,6 @@ constexpr bool kCausal = false;
 constexpr int kChunkElements = 16 / int(sizeof(Element));  // of the 16-byte unit of copies
 constexpr float kInfinity = __builtin_huge_valf();
 constexpr float kLn2 = 0.693147180559945f;
-
 static_assert(kRowTiles * 16 == kBlockQ, "whole 16-row tiles");
 static_assert(kStepKV * kWarps == kBlockKV, "every warp has as many keys of a tile");
 static_assert(kBlockKV % kStepKV == 0 && kStepKV % 16 == 0, "whole 16-key matrix steps");
@@ -368,6 +369,7 @@ __device__ __forceinline__ void copy_tile(Element* tile, const Element* source, 
     }
     source += kRowStep * stride;
   }
+  if constexpr (kColSteps * kColStep != kCols) __syncwarp();  // for lanes that had less to copy
 }
 
 // Fills the query tile with packed rows: row r of all is query r / group of the group's head
@@ -823,6 +825,7 @@ template <typename T>
 T* device_array(i64 n) {
   T* array = nullptr;
   cudaMalloc(&array, n * sizeof(T) + 16);
+  cudaMemset(array, 0, n * sizeof(T) + 16);
   return array;
 }
 
@@ -845,7 +848,9 @@ int main(int argc, char** argv) {
   const Strides k_strides = contiguous(kv_heads, seq_kv, kHeadDim);
   const Strides v_strides = contiguous(kv_heads, seq_kv, kHeadDimV);
   const Strides o_strides = contiguous(heads, seq_q, kHeadDimV);
+
   const float scale_log2 = 1.442695041f / sqrtf(kHeadDim);
+
   Element* q = input(rows * kHeadDim, 1);
   Element* k = input(keys * kHeadDim, 2);
   Element* v = input(keys * kHeadDimV, 3);

@@ -30,7 +30,7 @@
 //   from  73728   40960 bytes  K and V, ring slot 1
 //
 // templates, with the first 8 digits of their sha256
-//   cc1884ef  device/copy.cuh
+//   9ab2698b  device/copy.cuh
 //   0854f155  device/copy_async.cuh
 //   74034a71  device/finish.cuh
 //   26282f8e  device/fragments.cuh
@@ -38,15 +38,18 @@
 //   4210b751  device/mask.cuh
 //   335dc4e2  device/matmul_mma.cuh
 //   051bb746  device/rows.cuh
-//   c21c3ef4  device/score.cuh
+//   68d17f26  device/score.cuh
+//   ac33362a  device/score_rows.cuh
 //   e58e9ed8  device/softmax_lazy.cuh
 //   727eb359  device/store.cuh
 //   b0983d9f  device/tile.cuh
 //   c2706fe3  device/types.cuh
 //   b80c26d4  device/words.cuh
-//   0901eff6  kernels/v2_fwd.cu
-//   d14fdd00  parts/constants.cuh
-//   8349efe4  parts/main.cu
+//   4d2d4d55  kernels/v2_fwd.cu
+//   52ba4380  parts/constants.cuh
+//   8a2896d0  parts/main.cu
+//   3b57e6e1  parts/main_arrays.cuh
+//   925f66ef  parts/main_options.cuh
 //   337a472a  ptx/cp_async.cuh
 //   33562fdf  ptx/cvt_bf16x2.cuh
 //   422cf4a7  ptx/ex2.cuh
@@ -67,7 +70,7 @@
 // "head_dim_v": 256, "heads": 16, "incoherent": false, "kv_heads": 8, "out_dtype": "bf16", "pass":
 // "fwd", "scale": 0.0625, "scales": "tensor", "seq": 8192, "seq_kv": 8192, "softcap": 50.0,
 // "varlen": false, "window": [4095, 0]}, "schema": "fasim.plan/1", "smem_bytes": 114688}
-// ---- the rest of the file has sha256 683d889e37cf847c371615ab4183f2569e915d13b4d8355c18e43735ba0da7c4
+// ---- the rest of the file has sha256 dcab227d76eb5f629a94774b2f27f8cf26f469f6e2cc8353af112ad82e169da4
 // FlashAttention-2, forward (Dao 2023, algorithm 1).
 //
 // One thread block per block of queries. It walks the keys and values once, from the last tile to
@@ -110,7 +113,7 @@ constexpr int kSmemBytes = 114688;
 constexpr int kChunkElements = 16 / int(sizeof(Element));  // of the 16-byte unit of copies
 constexpr float kInfinity = __builtin_huge_valf();
 constexpr float kLn2 = 0.693147180559945f;
-
+constexpr float kLog2e = 1.44269504f;
 static_assert(kRowTiles * 16 * kWarps == kBlockQ, "every warp owns whole 16-row tiles");
 static_assert(kBlockKV % kStepKV == 0 && kStepKV % 16 == 0, "whole 16-key matrix steps");
 
@@ -370,6 +373,7 @@ __device__ __forceinline__ void copy_tile(Element* tile, const Element* source, 
     }
     source += kRowStep * stride;
   }
+  if constexpr (kColSteps * kColStep != kCols) __syncwarp();  // for lanes that had less to copy
 }
 
 // A thread's part of the scores and of the output: [16 rows][8 columns][row g: 2, row g + 8: 2].
@@ -459,11 +463,15 @@ __device__ __forceinline__ void accumulate(Accumulator& o, const Weights& p,
 // ---- Scores -------------------------------------------------------------------------------------
 // What happens to a score between Q K^T and the mask, in the order of the contract: scale, softcap,
 // bias. Scores leave in units of log2, so the softmax after them needs no factor of its own.
-constexpr float kLog2e = 1.44269504f;
 
 struct ScoreTerms {
   float scale_by_cap, cap_log2;  // scale / cap, and cap log2(e)
 };
+
+// 1 / (1 + exp(2 |x|)), from which tanh and its slope are made.
+__device__ __forceinline__ float soft_tail(float x) {
+  return ptx::rcp(1.f + ptx::ex2(2.f * kLog2e * fabsf(x)));
+}
 
 // tanh with a relative error below 2^-21. Away from 0 from the exponential; near it, where that
 // would cancel, x + x^3 P(x^2), P fitted to the interval. NaN stays NaN.
@@ -472,13 +480,14 @@ __device__ __forceinline__ float soft_sign(float x) {
   float p = fmaf(1.725698e-2f, square, -5.3052940e-2f);
   p = fmaf(p, square, 1.3325987e-1f);
   p = fmaf(p, square, -3.3333148e-1f);
-  const float away = 1.f - 2.f * ptx::rcp(1.f + ptx::ex2(2.f * kLog2e * x));
+  const float away = copysignf(1.f - 2.f * soft_tail(x), x);
   return fabsf(x) < 0.5f ? fmaf(p * square, x, x) : away;
 }
 __device__ __forceinline__ float scaled(float score, const ScoreTerms& terms) {
   return terms.cap_log2 * soft_sign(score * terms.scale_by_cap);
 }
 
+// The same for a thread's part of the scores of whole rows.
 __device__ __forceinline__ void finish_scores(Scores& s, const ScoreTerms& terms) {
 #pragma unroll
   for (int i = 0; i < kRowTiles * kStepKV / 2; ++i) {
@@ -808,6 +817,7 @@ template <typename T>
 T* device_array(i64 n) {
   T* array = nullptr;
   cudaMalloc(&array, n * sizeof(T) + 16);
+  cudaMemset(array, 0, n * sizeof(T) + 16);
   return array;
 }
 
@@ -830,10 +840,12 @@ int main(int argc, char** argv) {
   const Strides k_strides = contiguous(kv_heads, seq_kv, kHeadDim);
   const Strides v_strides = contiguous(kv_heads, seq_kv, kHeadDimV);
   const Strides o_strides = contiguous(heads, seq_q, kHeadDimV);
+
   const float softcap = 50.f;
   const float softcap_scale = 1.f / (softcap * sqrtf(kHeadDim));
   const float softcap_log2 = 1.442695041f * softcap;
   const int window_left = 1023, window_right = 0;
+
   Element* q = input(rows * kHeadDim, 1);
   Element* k = input(keys * kHeadDim, 2);
   Element* v = input(keys * kHeadDimV, 3);

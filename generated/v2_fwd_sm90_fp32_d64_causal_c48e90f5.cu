@@ -27,22 +27,25 @@
 //   from  49152   16384 bytes  K and V, ring slot 1
 //
 // templates, with the first 8 digits of their sha256
-//   cc1884ef  device/copy.cuh
+//   9ab2698b  device/copy.cuh
 //   0854f155  device/copy_async.cuh
+//   ab3ac69d  device/dots.cuh
 //   74034a71  device/finish.cuh
 //   26282f8e  device/fragments.cuh
 //   76c2f1b5  device/integers.cuh
 //   4210b751  device/mask.cuh
-//   d17d9393  device/matmul_fma.cuh
+//   4cfecc7b  device/matmul_fma.cuh
 //   051bb746  device/rows.cuh
 //   0959a0c4  device/softmax.cuh
 //   727eb359  device/store.cuh
 //   b0983d9f  device/tile.cuh
 //   c2706fe3  device/types.cuh
 //   b80c26d4  device/words.cuh
-//   0901eff6  kernels/v2_fwd.cu
-//   d14fdd00  parts/constants.cuh
-//   8349efe4  parts/main.cu
+//   4d2d4d55  kernels/v2_fwd.cu
+//   52ba4380  parts/constants.cuh
+//   8a2896d0  parts/main.cu
+//   3b57e6e1  parts/main_arrays.cuh
+//   925f66ef  parts/main_options.cuh
 //   337a472a  ptx/cp_async.cuh
 //   422cf4a7  ptx/ex2.cuh
 //   ecba088f  ptx/lg2.cuh
@@ -59,7 +62,7 @@
 // "head_dim_v": 64, "heads": 16, "incoherent": false, "kv_heads": 16, "out_dtype": "fp32", "pass":
 // "fwd", "scale": 0.125, "scales": "tensor", "seq": 4096, "seq_kv": 4096, "softcap": 0.0, "varlen":
 // false, "window": [-1, -1]}, "schema": "fasim.plan/1", "smem_bytes": 65536}
-// ---- the rest of the file has sha256 0c1295b6d81b492256008364e7e7a1ce88d585730f3679d968f54cdc907b8193
+// ---- the rest of the file has sha256 db1840ce5bc8f9142b01b3b42908105246a06d065a42484747bb7da53a1b3f10
 // FlashAttention-2, forward (Dao 2023, algorithm 1).
 //
 // One thread block per block of queries. It walks the keys and values once, from the last tile to
@@ -103,7 +106,6 @@ constexpr bool kCausal = true;
 constexpr int kChunkElements = 16 / int(sizeof(Element));  // of the 16-byte unit of copies
 constexpr float kInfinity = __builtin_huge_valf();
 constexpr float kLn2 = 0.693147180559945f;
-
 static_assert(kRowTiles * 16 * kWarps == kBlockQ, "every warp owns whole 16-row tiles");
 static_assert(kBlockKV % kStepKV == 0 && kStepKV % 16 == 0, "whole 16-key matrix steps");
 
@@ -297,6 +299,7 @@ __device__ __forceinline__ void copy_tile(Element* tile, const Element* source, 
     }
     source += kRowStep * stride;
   }
+  if constexpr (kColSteps * kColStep != kCols) __syncwarp();  // for lanes that had less to copy
 }
 
 // A thread's part of the scores and of the output: [16 rows][8 columns][row g: 2, row g + 8: 2].
@@ -651,6 +654,7 @@ template <typename T>
 T* device_array(i64 n) {
   T* array = nullptr;
   cudaMalloc(&array, n * sizeof(T) + 16);
+  cudaMemset(array, 0, n * sizeof(T) + 16);
   return array;
 }
 
@@ -673,7 +677,9 @@ int main(int argc, char** argv) {
   const Strides k_strides = contiguous(kv_heads, seq_kv, kHeadDim);
   const Strides v_strides = contiguous(kv_heads, seq_kv, kHeadDimV);
   const Strides o_strides = contiguous(heads, seq_q, kHeadDimV);
+
   const float scale_log2 = 1.442695041f / sqrtf(kHeadDim);
+
   Element* q = input(rows * kHeadDim, 1);
   Element* k = input(keys * kHeadDim, 2);
   Element* v = input(keys * kHeadDimV, 3);

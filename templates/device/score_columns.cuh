@@ -8,7 +8,14 @@ __device__ __forceinline__ float soft_slope(float x) {
 //% endif
 // The same for scores that stand on their side: the warp's keys from `key` on, queries from `query`
 // on.$(" `derivative` is that of the softcap." if kernel.softcap)
-__device__ __forceinline__ void finish_scores(Scores<kStepQ>& s, $("Scores<kStepQ>& derivative, " if kernel.softcap)const ScoreTerms& terms, int key, int query, const Span& span) {
+//% if kernel.softcap
+__device__ __forceinline__ void finish_scores(Scores<kStepQ>& s, Scores<kStepQ>& derivative,
+                                              const ScoreTerms& terms, int key, int query,
+                                              const Span& span) {
+//% else
+__device__ __forceinline__ void finish_scores(Scores<kStepQ>& s, const ScoreTerms& terms, int key,
+                                              int query, const Span& span) {
+//% endif
   const int lane = threadIdx.x % 32;
 #pragma unroll
   for (int i = 0; i < 2 * kRowTiles; ++i) {

@@ -61,13 +61,13 @@ __device__ __forceinline__ int first_query_of(int key, const Span& span) {
 }
 
 // The one after the last that does.
-__device__ __forceinline__ int end_query_of(int key, const Span& span) {
 //% if kernel.mask == "window"
+__device__ __forceinline__ int end_query_of(int key, const Span& span) {
   return min(span.seq_q, key + span.seq_q - span.seq_kv + span.window_left + 1);
-//% else
-  return span.seq_q;
-//% endif
 }
+//% else
+__device__ __forceinline__ int end_query_of(int key, const Span& span) { return span.seq_q; }
+//% endif
 
 // Whether the mask hides any of the warp's keys from `key` on from a query of the tile at `query`.
 __device__ __forceinline__ bool crosses_mask(int key, int query, const Span& span) {

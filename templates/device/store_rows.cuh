@@ -13,8 +13,7 @@ __device__ __forceinline__ void store_pair(Element* to, float x, float y) {
 // alignment allows. A warp reads back what it wrote itself, or those with which it shares its keys.
 template <int kCols, int kValidCols>
 __device__ __forceinline__ void store_rows(Element* tile, const Accumulator<kCols>& sum,
-                                           float factor, Element* global, i64 stride,
-                                           int rows) {
+                                           float factor, Element* global, i64 stride, int rows) {
   constexpr int kBytes = copy_bytes(kValidCols);
   constexpr int kElements = kBytes / int(sizeof(Element));
   constexpr int kCopies = kValidCols / kElements;

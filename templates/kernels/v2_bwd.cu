@@ -221,6 +221,9 @@ $(parameters(kernel))) {
 //% if kernel.bias != "none"
     const int head = head_at(t);
 //% endif
+//% if kernel.bias_dtype
+    const Bias* head_bias = bias + batch * bias_strides.batch + head * bias_strides.head;
+//% endif
 //% if hooked(kernel)
     const ScoreTerms terms = {$(score_terms(kernel))};
 //% endif

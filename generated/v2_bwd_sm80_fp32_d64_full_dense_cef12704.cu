@@ -1,11 +1,11 @@
-// v2_bwd_sm90_fp16_d33v48_causal_e36540ab
+// v2_bwd_sm80_fp32_d64_full_dense_cef12704
 //
-// regenerate  fasim gen v2_bwd_sm90_fp16_d33v48_causal_e36540ab.cu
-// compile     nvcc -std=c++17 -arch=sm_90 -cubin v2_bwd_sm90_fp16_d33v48_causal_e36540ab.cu
-// run alone   nvcc -std=c++17 -arch=sm_90 -DFASIM_MAIN v2_bwd_sm90_fp16_d33v48_causal_e36540ab.cu && ./a.out
-// launch      v2_bwd_sm90_fp16_d33v48_causal_e36540ab_prepare<<<256, 128, 0>>>, as planned
-// launch      v2_bwd_sm90_fp16_d33v48_causal_e36540ab<<<128, 128, 82944>>>, as planned
-// launch      v2_bwd_sm90_fp16_d33v48_causal_e36540ab_finish<<<256, 128, 0>>>, as planned
+// regenerate  fasim gen v2_bwd_sm80_fp32_d64_full_dense_cef12704.cu
+// compile     nvcc -std=c++17 -arch=sm_80 -cubin v2_bwd_sm80_fp32_d64_full_dense_cef12704.cu
+// run alone   nvcc -std=c++17 -arch=sm_80 -DFASIM_MAIN v2_bwd_sm80_fp32_d64_full_dense_cef12704.cu && ./a.out
+// launch      v2_bwd_sm80_fp32_d64_full_dense_cef12704_prepare<<<1024, 256, 0>>>, as planned
+// launch      v2_bwd_sm80_fp32_d64_full_dense_cef12704<<<512, 256, 115456>>>, as planned
+// launch      v2_bwd_sm80_fp32_d64_full_dense_cef12704_finish<<<1024, 256, 0>>>, as planned
 //
 // arguments
 //   ptr    q           device memory
@@ -19,66 +19,75 @@
 //   ptr    dq          device memory
 //   ptr    dk          device memory
 //   ptr    dv          device memory
+//   ptr    bias        device memory
 //   i32    heads       16
 //   i32    kv_heads    16
-//   i32    seq_q       1000
-//   i32    seq_kv      1000
-//   i64x3  q_strides   (528000, 33000, 33)
-//   i64x3  k_strides   (528000, 33000, 33)
-//   i64x3  v_strides   (768000, 48000, 48)
-//   i64x3  o_strides   (768000, 48000, 48)
-//   i64x3  do_strides  (768000, 48000, 48)
-//   f32    scale_log2  0.2511409709768604
-//   f32    scale       0.17407765595569785
+//   i32    seq_q       2048
+//   i32    seq_kv      2048
+//   i64x3  q_strides   (2097152, 131072, 64)
+//   i64x3  k_strides   (2097152, 131072, 64)
+//   i64x3  v_strides   (2097152, 131072, 64)
+//   i64x3  o_strides   (2097152, 131072, 64)
+//   i64x3  do_strides  (2097152, 131072, 64)
+//   i64x3  bias_strides  (67108864, 4194304, 2048)
+//   f32    scale_log2  0.18033688011112042
+//   f32    scale       0.125
 //
 // shared memory
-//   from      0   12288 bytes  K, and dK at the end
-//   from  12288   12288 bytes  V, and dV at the end
-//   from  24576    6144 bytes  Q, slot 0
-//   from  30720    6144 bytes  dO, slot 0
-//   from  36864    6144 bytes  Q, slot 1
-//   from  43008    6144 bytes  dO, slot 1
-//   from  49152   16384 bytes  dS, slot 0
-//   from  65536   16384 bytes  dS, slot 1
-//   from  81920     512 bytes  L and D, slot 0
-//   from  82432     512 bytes  L and D, slot 1
+//   from      0   16384 bytes  K, and dK at the end
+//   from  16384   16384 bytes  V, and dV at the end
+//   from  32768    8192 bytes  Q, slot 0
+//   from  40960    8192 bytes  dO, slot 0
+//   from  49152    8192 bytes  Q, slot 1
+//   from  57344    8192 bytes  dO, slot 1
+//   from  65536    8192 bytes  Q, slot 2
+//   from  73728    8192 bytes  dO, slot 2
+//   from  81920    8192 bytes  dS, slot 0
+//   from  90112    8192 bytes  dS, slot 1
+//   from  98304    8192 bytes  P, slot 0
+//   from 106496    8192 bytes  P, slot 1
+//   from 114688     256 bytes  L and D, slot 0
+//   from 114944     256 bytes  L and D, slot 1
+//   from 115200     256 bytes  L and D, slot 2
 //
 // templates, with the first 8 digits of their sha256
-//   cc1884ef  device/copy.cuh
+//   9ab2698b  device/copy.cuh
 //   0854f155  device/copy_async.cuh
+//   ab3ac69d  device/dots.cuh
 //   76c2f1b5  device/integers.cuh
-//   ac29ade8  device/matmul_bwd.cuh
-//   2c4de3b6  device/query_gradient.cuh
-//   868766e9  device/row_products.cuh
-//   fc8eb066  device/score_gradient.cuh
-//   430a2f08  device/store_rows.cuh
+//   814facd2  device/matmul_bwd_fma.cuh
+//   5df79e94  device/query_gradient.cuh
+//   b3497e68  device/query_gradient_fma.cuh
+//   9c370c21  device/row_products.cuh
+//   68d17f26  device/score.cuh
+//   61be41c6  device/score_columns.cuh
+//   5e3a506c  device/score_gradient.cuh
+//   1fd15663  device/store_rows.cuh
 //   b0983d9f  device/tile.cuh
 //   c2706fe3  device/types.cuh
 //   b80c26d4  device/words.cuh
-//   c7edf66b  kernels/v2_bwd.cu
-//   42b7b7d7  parts/constants_bwd.cuh
-//   908e8e53  parts/main_bwd.cu
+//   c7dfabdb  kernels/v2_bwd.cu
+//   17a87b53  parts/constants_bwd.cuh
+//   3b57e6e1  parts/main_arrays.cuh
+//   1f5f6d98  parts/main_bwd.cu
+//   925f66ef  parts/main_options.cuh
 //   337a472a  ptx/cp_async.cuh
-//   42d2ca0a  ptx/cvt_f16x2.cuh
-//   23f60c67  ptx/cvt_f32_f16.cuh
 //   422cf4a7  ptx/ex2.cuh
-//   5bef9f17  ptx/ldmatrix_x4.cuh
-//   07544763  ptx/mma_m16n8k16_f16.cuh
-//   7f47ad15  ptx/red_add_f32x4.cuh
+//   84027e88  ptx/red_add_f32.cuh
 //   9f71dff2  ptx/smem_address.cuh
 //
 
 // ---- plan
-// {"gpu": {"arch": "sm_90", "name": "h200-sxm5-141gb"}, "kernel": {"algo": "v2", "arch": "sm_90",
-// "bias": "none", "deterministic": false, "dtype": "fp16", "head_dim": 33, "head_dim_v": 48,
-// "mask": "causal", "out_dtype": "fp16", "pack_gqa": false, "pass": "bwd", "scales": "none",
-// "softcap": false, "splits": false, "tile": {"block_kv": 128, "block_q": 64, "p_in": "registers",
-// "registers": 255, "stages": 2, "step_kv": 0, "warps": 4}, "varlen": false}, "problem": {"batch":
-// 1, "bias": "none", "causal": true, "deterministic": false, "dtype": "fp16", "head_dim": 33,
-// "head_dim_v": 48, "heads": 16, "incoherent": false, "kv_heads": 16, "out_dtype": "fp16", "pass":
-// "bwd", "scale": 0.17407765595569785, "scales": "tensor", "seq": 1000, "seq_kv": 1000, "softcap":
-// 0.0, "varlen": false, "window": [-1, -1]}, "schema": "fasim.plan/1", "smem_bytes": 82944}
-// ---- the rest of the file has sha256 2bb6bbd9892d4673105c1ae24c1ac4106f559165fc04761c2c21b2c0130453aa
+// {"gpu": {"arch": "sm_80", "name": "a100-sxm4-80gb"}, "kernel": {"algo": "v2", "arch": "sm_80",
+// "bias": "dense", "deterministic": false, "dtype": "fp32", "head_dim": 64, "head_dim_v": 64,
+// "mask": "full", "out_dtype": "fp32", "pack_gqa": false, "pass": "bwd", "scales": "none",
+// "softcap": false, "splits": false, "tile": {"block_kv": 64, "block_q": 32, "p_in": "shared",
+// "registers": 255, "stages": 3, "step_kv": 0, "warps": 8}, "varlen": false}, "problem": {"batch":
+// 1, "bias": "dense", "causal": false, "deterministic": false, "dtype": "fp32", "head_dim": 64,
+// "head_dim_v": 64, "heads": 16, "incoherent": false, "kv_heads": 16, "out_dtype": "fp32", "pass":
+// "bwd", "scale": 0.125, "scales": "tensor", "seq": 2048, "seq_kv": 2048, "softcap": 0.0, "varlen":
+// false, "window": [-1, -1]}, "schema": "fasim.plan/1", "smem_bytes": 115456}
+// ---- the rest of the file has sha256 cfc37486081a21c52c9468d165533e0fc3dec1ac3cca79d8099606a2350abe7c
 // FlashAttention-2, backward (Dao 2023, algorithm 2).
 //
 // Three kernels, launched one after the other with the same arguments:
@@ -108,44 +117,50 @@ struct Strides {  // of one tensor, in elements; its last dimension is contiguou
   i64 batch, head, seq;
 };
 
-using Element = u16;  // fp16
-using Output = u16;  // fp16
+using Element = float;  // fp32
+using Output = float;  // fp32
+using Bias = float;  // fp32
 
 // ---- Constants ----------------------------------------------------------------------------------
 
-constexpr int kHeadDim = 33;  // d, of Q and K
-constexpr int kHeadDimV = 48;  // of V and O
-constexpr int kD = 48;  // as stored: whole 16-wide matrix steps, the rest zero
-constexpr int kDV = 48;
-constexpr int kBlockQ = 64;  // B_r: queries of one tile
-constexpr int kBlockKV = 128;  // B_c: keys of one tile
-constexpr int kStepKV = 128;  // keys scored at once: all of them
-constexpr int kWarps = 4;
+constexpr int kHeadDim = 64;  // d, of Q and K
+constexpr int kHeadDimV = 64;  // of V and O
+constexpr int kD = 64;  // as stored: whole 16-wide matrix steps, the rest zero
+constexpr int kDV = 64;
+constexpr int kBlockQ = 32;  // B_r: queries of one tile
+constexpr int kBlockKV = 64;  // B_c: keys of one tile
+constexpr int kStepKV = 64;  // keys scored at once: all of them
+constexpr int kWarps = 8;
 constexpr int kThreads = 32 * kWarps;
-constexpr int kSplit = 1;  // warps that share keys, each with its columns of dK and dV
+constexpr int kSplit = 2;  // warps that share keys, each with its columns of dK and dV
 constexpr int kWarpKeys = kBlockKV / kWarps * kSplit;
-constexpr int kSlots = 2;  // tiles of Q and dO in shared memory
+constexpr int kSlots = 3;  // tiles of Q and dO in shared memory
 constexpr int kRowTiles = kWarpKeys / 16;
-constexpr int kStepQ = 32;  // queries whose scores fit the registers beside dK and dV …
+constexpr int kStepQ = 16;  // queries whose scores fit the registers beside dK and dV …
 constexpr int kPartQ = kStepQ / kRowTiles;  // … and whose dP fits beside those
 constexpr int kRegisters = 255;  // of a thread: so many that as many blocks fit an SM as planned
-constexpr int kSmemBytes = 82944;
-constexpr bool kCausal = true;
+constexpr int kSmemBytes = 115456;
+constexpr bool kCausal = false;
 constexpr int kChunkElements = 16 / int(sizeof(Element));  // of the 16-byte unit of copies
 constexpr float kLog2e = 1.442695041f;
-
+constexpr float kInfinity = __builtin_huge_valf();
 static_assert(kRowTiles * 16 * kWarps == kBlockKV * kSplit, "every warp has whole 16-key tiles");
 static_assert(kBlockQ % (kStepQ * kSplit) == 0, "whole steps of queries for every warp");
-static_assert(kSplit == 1 || ((kD & (kD - 1)) == 0 && (kDV & (kDV - 1)) == 0),
-              "columns are halved where no group of permuted chunks is cut");
 
 // The first of the keys that a warp has in a tile, and its place among those that share them.
 __device__ __forceinline__ int warp_keys() { return threadIdx.x / 32 / kSplit * kWarpKeys; }
 __device__ __forceinline__ int warp_part() { return threadIdx.x / 32 % kSplit; }
 
+// Warps that share keys take turns at blocks of 16 columns: how many a warp has at most, and where
+// the i-th of a warp's 8-column tiles begins.
+__device__ constexpr int warp_blocks(int columns) { return (columns / 16 + kSplit - 1) / kSplit; }
+__device__ __forceinline__ int warp_column(int i) {
+  return (i / 2 * kSplit + warp_part()) * 16 + i % 2 * 8;
+}
+
 constexpr int kSlotElements = kBlockQ * (kD + kDV);  // Q and dO of one tile
 constexpr int kWeightElements = kBlockQ * kBlockKV;  // dS or P of one tile
-constexpr int kWeightTiles = 2;  // two of dS
+constexpr int kWeightTiles = 4;  // two of dS, two of P
 constexpr int kSharedElements =
     kBlockKV * (kD + kDV) + kSlots * kSlotElements + kWeightTiles * kWeightElements;
 
@@ -215,77 +230,9 @@ __device__ __forceinline__ float ex2(float x) {
 namespace ptx {
 #ifndef FASIM_EMULATE
 
-// Four 8x8 matrices of 16-bit elements; lane i gives the address of row i % 8 of matrix i / 8.
-// PTX ISA: ldmatrix.
-__device__ __forceinline__ void ldmatrix_x4(u32 (&r)[4], u32 row) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-               : "r"(row)
-               : "memory");
-}
-
-// The same, each matrix transposed.
-__device__ __forceinline__ void ldmatrix_x4_trans(u32 (&r)[4], u32 row) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-               : "r"(row)
-               : "memory");
-}
-
-#endif
-}  // namespace ptx
-
-namespace ptx {
-#ifndef FASIM_EMULATE
-
-// d += a b for one 16x8 tile, 16 deep. Lane 4 g + t holds d[0], d[1] = row g, columns 2t, 2t+1 and
-// d[2], d[3] = row g + 8. PTX ISA: mma.m16n8k16.
-__device__ __forceinline__ void mma_m16n8k16_f16(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
-  asm volatile(
-      "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
-      "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
-
-#endif
-}  // namespace ptx
-
-namespace ptx {
-#ifndef FASIM_EMULATE
-
-// Two floats as f16, rounded to nearest even, the first in the low half. PTX ISA: cvt.
-__device__ __forceinline__ u32 cvt_f16x2(float low, float high) {
-  u32 packed;
-  asm volatile("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
-  return packed;
-}
-
-#endif
-}  // namespace ptx
-
-namespace ptx {
-#ifndef FASIM_EMULATE
-
-// An f16 as a float, exactly. PTX ISA: cvt.
-__device__ __forceinline__ float cvt_f32_f16(u16 half) {
-  float x;
-  asm volatile("cvt.f32.f16 %0, %1;" : "=f"(x) : "h"(half));
-  return x;
-}
-
-#endif
-}  // namespace ptx
-
-namespace ptx {
-#ifndef FASIM_EMULATE
-
-// Four floats added to global memory at a 16-byte boundary, each atomically, without the old values.
-// PTX ISA: red, .v4.f32.
-__device__ __forceinline__ void red_add_f32x4(float* global, const float (&x)[4]) {
-  asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(global), "f"(x[0]),
-               "f"(x[1]), "f"(x[2]), "f"(x[3])
-               : "memory");
+// *global += x, atomically, without the old value. PTX ISA: red.
+__device__ __forceinline__ void red_add_f32(float* global, float x) {
+  asm volatile("red.relaxed.gpu.global.add.f32 [%0], %1;" ::"l"(global), "f"(x) : "memory");
 }
 
 #endif
@@ -402,19 +349,19 @@ __device__ __forceinline__ void copy_tile(Element* tile, const Element* source, 
     }
     source += kRowStep * stride;
   }
+  if constexpr (kColSteps * kColStep != kCols) __syncwarp();  // for lanes that had less to copy
 }
 
-// ---- Matrix products on the tensor cores --------------------------------------------------------
-// Scores stand on their side: each warp owns kRowTiles x 16 keys, and lane 4 g + t holds keys g and
-// g + 8 of each, and of every 8 queries 2t and 2t + 1. So P and dS go into the products that make
-// dV and dK in the registers they came out in.
+// ---- Matrix products in fp32, by fused multiply-add ---------------------------------------------
+// The layout is that of the tensor cores. Scores stand on their side: each warp owns kRowTiles x 16
+// keys, and lane 4 g + t holds keys g and g + 8 of each, and of every 8 queries 2t and 2t + 1.
 template <int kQueries>
 using Scores = float[kRowTiles][kQueries / 8][4];
-using Weights = u32[kStepQ / 16][kRowTiles][4];  // rounded, left operands of 16 queries each
+using Weights = Scores<kStepQ>;
 
 // The warp's columns of dK or dV.
 template <int kCols>
-using Accumulator = float[kRowTiles][kCols / kSplit / 8][4];
+using Accumulator = float[kRowTiles][2 * warp_blocks(kCols)][4];
 
 template <int kRows, int kTiles>
 __device__ __forceinline__ void zero(float (&fragment)[kRows][kTiles][4]) {
@@ -425,92 +372,132 @@ __device__ __forceinline__ void zero(float (&fragment)[kRows][kTiles][4]) {
   }
 }
 
-// s = K Q^T, or V dO^T: the warp's keys against kQueries rows of queries. Beside 32 keys' half of dK
-// and dV the loads of all steps at once would not fit the registers.
-constexpr int kDepthUnroll = kSplit > 1 ? 4 : 8;
+__device__ __forceinline__ float dot(const float4& a, const float4& b, float sum) {
+  sum = fmaf(a.x, b.x, sum);
+  sum = fmaf(a.y, b.y, sum);
+  sum = fmaf(a.z, b.z, sum);
+  return fmaf(a.w, b.w, sum);
+}
 
+__device__ __forceinline__ float dot(const float (&a)[4], float x, float y, float z, float w) {
+  return fmaf(a[3], w, fmaf(a[2], z, fmaf(a[1], y, a[0] * x)));
+}
+
+template <int kCols>
+__device__ __forceinline__ float4 load_chunk(const float* tile, int row, int chunk) {
+  return *reinterpret_cast<const float4*>(chunk_at<kCols>(tile, row, chunk));
+}
+
+template <int kCols, typename T>
+__device__ __forceinline__ T* element_at(T* tile, int row, int column) {
+  return chunk_at<kCols>(tile, row, column / 4) + column % 4;
+}
+
+template <int kCols>
+__device__ __forceinline__ float2 load_pair(const float* tile, int row, int column) {
+  return *reinterpret_cast<const float2*>(element_at<kCols>(tile, row, column));
+}
+
+// Two neighbours of a row += four weights times four rows, which are summed before they meet the
+// long sum: a quarter of its roundings.
+__device__ __forceinline__ void add_dots(float* sum, const float (&w)[4], const float2 (&x)[4]) {
+  sum[0] += dot(w, x[0].x, x[1].x, x[2].x, x[3].x);
+  sum[1] += dot(w, x[0].y, x[1].y, x[2].y, x[3].y);
+}
+
+// s = K Q^T, or V dO^T: the warp's keys against kQueries rows of queries.
 template <int kCols, int kQueries>
-__device__ __forceinline__ void scores(Scores<kQueries>& s, const Element* keys,
-                                       const Element* queries) {
-  constexpr int kRowBytes = kCols * int(sizeof(Element));
+__device__ __forceinline__ void scores(Scores<kQueries>& s, const float* keys,
+                                       const float* queries) {
   const int lane = threadIdx.x % 32;
-  const int key = warp_keys() + lane % 16;
-  const int query = lane / 16 * 8 + lane % 8;
-  const u32 a_first = ptx::smem_address(chunk_at<kCols>(keys, key, lane / 16));
-  const u32 b_first = ptx::smem_address(chunk_at<kCols>(queries, query, lane / 8 % 2));
   zero(s);
-#pragma unroll kDepthUnroll
-  for (int depth = 0; depth < kCols; depth += 16) {
-    u32 a[kRowTiles][4];
+#pragma unroll 1
+  for (int chunk = 0; chunk < kCols / 4; ++chunk) {
+    float4 k[2 * kRowTiles];
 #pragma unroll
-    for (int i = 0; i < kRowTiles; ++i) {
-      ptx::ldmatrix_x4(a[i], along_row<kCols>(a_first, depth / 8) + 16 * i * kRowBytes);
+    for (int i = 0; i < 2 * kRowTiles; ++i) {
+      k[i] = load_chunk<kCols>(keys, warp_keys() + lane / 4 + 8 * i, chunk);
     }
 #pragma unroll
-    for (int n = 0; n < kQueries; n += 16) {
-      u32 b[4];
-      ptx::ldmatrix_x4(b, along_row<kCols>(b_first, depth / 8) + n * kRowBytes);
+    for (int n = 0; n < kQueries / 4; ++n) {
+      const int query = n / 2 * 8 + lane % 4 * 2 + n % 2;
+      const float4 q = load_chunk<kCols>(queries, query, chunk);
 #pragma unroll
-      for (int i = 0; i < kRowTiles; ++i) {
-        ptx::mma_m16n8k16_f16(s[i][n / 8], a[i], b[0], b[1]);
-        ptx::mma_m16n8k16_f16(s[i][n / 8 + 1], a[i], b[2], b[3]);
+      for (int i = 0; i < 2 * kRowTiles; ++i) {
+        float& sum = s[i / 2][n / 2][i % 2 * 2 + n % 2];
+        sum = dot(k[i], q, sum);
       }
     }
   }
 }
 
-// The values, rounded, as a left operand from query `first` on: each lane already holds the right
-// ones.
 template <int kQueries>
 __device__ __forceinline__ void round_weights(Weights& p, const Scores<kQueries>& s, int first) {
 #pragma unroll
-  for (int i = 0; i < kRowTiles * kQueries / 4; ++i) {
-    const int tile = i / (kQueries / 4), step = i / 4 % (kQueries / 16), part = i % 4;
-    const float (&pair)[4] = s[tile][2 * step + part / 2];
-    p[first / 16 + step][tile][part] = ptx::cvt_f16x2(pair[part % 2 * 2], pair[part % 2 * 2 + 1]);
+  for (int i = 0; i < kRowTiles * kQueries / 2; ++i) {
+    const int tile = i / (kQueries / 2), n = i / 4 % (kQueries / 8);
+    p[tile][first / 8 + n][i % 4] = s[tile][n][i % 4];
   }
 }
 
-// sum += P^T dO, or dS^T Q, over 16 queries: weights times the warp's columns of their rows, whose
-// first chunk lies at `rows`.
+// sum += P^T dO, or dS^T Q, over four queries from `query` on: weights times the warp's columns of
+// their rows.
 template <int kCols>
-__device__ __forceinline__ void accumulate(Accumulator<kCols>& sum, const u32 (&p)[kRowTiles][4],
-                                           u32 rows) {
+__device__ __forceinline__ void accumulate(Accumulator<kCols>& sum,
+                                           const float (&weight)[2 * kRowTiles][4],
+                                           const float* queries, int query) {
 #pragma unroll
-  for (int n = 0; n < kCols / kSplit; n += 16) {
-    u32 b[4];
-    ptx::ldmatrix_x4_trans(b, along_row<kCols>(rows, n / 8));
+  for (int n = 0; n < 2 * warp_blocks(kCols); ++n) {
+    if (kCols / 16 % kSplit && warp_column(n) >= kCols) break;
+    float2 x[4];
 #pragma unroll
-    for (int i = 0; i < kRowTiles; ++i) {
-      ptx::mma_m16n8k16_f16(sum[i][n / 8], p[i], b[0], b[1]);
-      ptx::mma_m16n8k16_f16(sum[i][n / 8 + 1], p[i], b[2], b[3]);
+    for (int i = 0; i < 4; ++i) {
+      x[i] = load_pair<kCols>(queries, query + i, warp_column(n) + threadIdx.x % 4 * 2);
     }
+#pragma unroll
+    for (int i = 0; i < 2 * kRowTiles; ++i) add_dots(&sum[i / 2][n][i % 2 * 2], weight[i], x);
   }
 }
 
-// Where a lane's rows begin in a tile of queries, at the warp's columns.
+// sum += P^T dO, or dS^T Q, over a tile of queries: weights as all warps left them, keys by queries.
 template <int kCols>
-__device__ __forceinline__ u32 columns_of(const Element* queries) {
-  const int lane = threadIdx.x % 32;
-  const int chunk = warp_part() * (kCols / kSplit / 8) + lane / 16;
-  return ptx::smem_address(chunk_at<kCols>(queries, lane % 16, chunk));
+__device__ __forceinline__ void accumulate_tile(Accumulator<kCols>& sum, const float* weights,
+                                                const float* queries) {
+#pragma unroll 1
+  for (int query = 0; query < kBlockQ; query += 4) {
+    float weight[2 * kRowTiles][4];
+#pragma unroll
+    for (int i = 0; i < 2 * kRowTiles; ++i) {
+      const int key = warp_keys() + 8 * i + threadIdx.x % 32 / 4;
+      *reinterpret_cast<float4*>(weight[i]) = load_chunk<kBlockQ>(weights, key, query / 4);
+    }
+    accumulate<kCols>(sum, weight, queries, query);
+  }
 }
 
-// sum += P^T dO, or dS^T Q, over a step of queries, from registers.
-template <int kCols>
-__device__ __forceinline__ void accumulate_step(Accumulator<kCols>& sum, const Weights& p,
-                                                const Element* queries) {
-  const u32 rows = columns_of<kCols>(queries);
+// Weights for the other warps: rows are keys, columns the queries of a tile, from `query` on these.
+__device__ __forceinline__ void share_weights(float* tile, const Weights& weights, int query) {
+  const int lane = threadIdx.x % 32;
 #pragma unroll
-  for (int i = 0; i < kStepQ / 16; ++i) {
-    accumulate<kCols>(sum, p[i], rows + 16 * i * kCols * int(sizeof(Element)));
+  for (int i = 0; i < kRowTiles * kStepQ / 4; ++i) {
+    const int row_tile = i / (kStepQ / 4), n = i / 2 % (kStepQ / 8), half = i % 2;
+    const int row = warp_keys() + 16 * row_tile + 8 * half + lane / 4;
+    const float* pair = &weights[row_tile][n][2 * half];
+    float* to = element_at<kBlockQ>(tile, row, query + 8 * n + lane % 4 * 2);
+    *reinterpret_cast<float2*>(to) = make_float2(pair[0], pair[1]);
   }
 }
 
 // ---- P and dS -----------------------------------------------------------------------------------
 
-// From s = K Q^T: P = exp(scale s - L), already normalised, as L is the logarithm of the row's sum.
-__device__ __forceinline__ void weights(Scores<kStepQ>& s, const float* lse, float scale_log2) {
+// From s = K Q^T: P = exp(factor s - L), already normalised, as L is the logarithm of the row's sum.
+// A pair that the bias hides gets -0, which no exponential gives: whatever L is, it is told apart.
+__device__ __forceinline__ bool hidden(float p) { return __float_as_uint(p) == 1u << 31; }
+
+__device__ __forceinline__ float exponential(float score, float factor, float shift) {
+  return score == -kInfinity ? -0.f : ptx::ex2(fmaf(score, factor, shift));
+}
+__device__ __forceinline__ void weights(Scores<kStepQ>& s, const float* lse, float factor) {
 #pragma unroll
   for (int n = 0; n < kStepQ / 8; ++n) {
     const float2 l = *reinterpret_cast<const float2*>(lse + 8 * n + threadIdx.x % 4 * 2);
@@ -518,7 +505,7 @@ __device__ __forceinline__ void weights(Scores<kStepQ>& s, const float* lse, flo
 #pragma unroll
     for (int i = 0; i < 4 * kRowTiles; ++i) {
       float& x = s[i / 4][n][i % 4];
-      x = ptx::ex2(fmaf(x, scale_log2, shift[i % 2]));
+      x = exponential(x, factor, shift[i % 2]);
     }
   }
 }
@@ -532,100 +519,137 @@ __device__ __forceinline__ void score_gradient(Scores<kPartQ>& dp, const Scores<
 #pragma unroll
     for (int i = 0; i < 4 * kRowTiles; ++i) {
       float& x = dp[i / 4][n][i % 4];
-      x = p[i / 4][first / 8 + n][i % 4] * (x - (i % 2 ? d.y : d.x));
+      const float weight = p[i / 4][first / 8 + n][i % 4];
+      x = hidden(weight) ? 0.f : weight * (x - (i % 2 ? d.y : d.x));
     }
   }
 }
 
-// The first query that sees a key. Causal is aligned bottom-right: query i sees the keys up to
-// i + seq_kv - seq_q.
-__device__ __forceinline__ int first_query_of(int key, int seq_q, int seq_kv) {
-  return kCausal ? key + seq_q - seq_kv : 0;
+// ---- Mask ---------------------------------------------------------------------------------------
+// Keys and queries are aligned at their ends: the last query with the last key.
+struct Span {
+  int seq_q, seq_kv;
+};
+
+// The first query that sees a key.
+__device__ __forceinline__ int first_query_of(int key, const Span& span) {
+  return kCausal ? key + span.seq_q - span.seq_kv : 0;
+}
+
+// The one after the last that does.
+__device__ __forceinline__ int end_query_of(int key, const Span& span) { return span.seq_q; }
+// Whether the mask hides any of the warp's keys from `key` on from a query of the tile at `query`.
+__device__ __forceinline__ bool crosses_mask(int key, int query, const Span& span) {
+  const int last = key + kWarpKeys - 1;
+  return last >= span.seq_kv || query < first_query_of(last, span);
 }
 
 // Zeroes P or dS of hidden pairs: of the warp's keys from `key` on and the queries from `query` on.
 // Done last, so that no NaN of a hidden pair remains. Queries past the end need none: their Q, dO, L
-// and D are zeros, which make P = 1 and dS = 0, and they add nothing.
+// and D are zeros, which make dS = 0 and a finite P, and they add nothing.
 template <int kQueries>
 __device__ __forceinline__ void mask_weights(Scores<kQueries>& weights, int key, int query,
-                                             int seq_q, int seq_kv) {
+                                             const Span& span) {
   const int lane = threadIdx.x % 32;
   const int column = query + lane % 4 * 2;
 #pragma unroll
   for (int i = 0; i < 2 * kRowTiles; ++i) {
     const int row = key + 8 * i + lane / 4;
-    const int first = row < seq_kv ? first_query_of(row, seq_q, seq_kv) - column : kQueries;
+    const int first = row < span.seq_kv ? first_query_of(row, span) - column : kQueries;
 #pragma unroll
     for (int n = 0; n < kQueries / 4; ++n) {
-      if (n / 2 * 8 + n % 2 < first) weights[i / 2][n / 2][i % 2 * 2 + n % 2] = 0.f;
+      const int place = n / 2 * 8 + n % 2;
+      if (place < first) weights[i / 2][n / 2][i % 2 * 2 + n % 2] = 0.f;
     }
   }
 }
 
-// Weights for the other warps: rows are keys, columns the queries of a tile, from `query` on these.
-__device__ __forceinline__ void share_weights(Element* tile, const Weights& weights, int query) {
+// ---- Scores -------------------------------------------------------------------------------------
+// What happens to a score between Q K^T and the mask, in the order of the contract: scale, softcap,
+// bias. Scores leave in units of log2, so the softmax after them needs no factor of its own.
+
+struct ScoreTerms {
+  float scale_log2;
+  const Bias* bias;  // of this head
+  i64 stride;  // between its rows
+};
+
+__device__ __forceinline__ float scaled(float score, const ScoreTerms& terms) {
+  return score * terms.scale_log2;
+}
+
+__device__ __forceinline__ float bias_value(float x) { return x; }
+// A bias of -inf hides its key, whatever the score is.
+__device__ __forceinline__ void add_bias(float& score, Bias bias, const ScoreTerms& terms) {
+  const float b = bias_value(bias);
+  score = b == -kInfinity ? b : fmaf(b, kLog2e, scaled(score, terms));
+}
+
+// The same for scores that stand on their side: the warp's keys from `key` on, queries from `query`
+// on.
+__device__ __forceinline__ void finish_scores(Scores<kStepQ>& s, const ScoreTerms& terms, int key,
+                                              int query, const Span& span) {
   const int lane = threadIdx.x % 32;
-  const int key = warp_keys() + lane / 4;
 #pragma unroll
-  for (int i = 0; i < kRowTiles * kStepQ / 4; ++i) {
-    const int row_tile = i / (kStepQ / 4), step = i / 4 % (kStepQ / 16), part = i % 4;
-    const int row = key + 16 * row_tile + part % 2 * 8;
-    Element* chunk = chunk_at<kBlockQ>(tile, row, query / 8 + 2 * step + part / 2);
-    *reinterpret_cast<u32*>(chunk + lane % 4 * 2) = weights[step][row_tile][part];
+  for (int i = 0; i < 2 * kRowTiles; ++i) {
+    const int row = key + 8 * i + lane / 4;
+#pragma unroll
+    for (int n = 0; n < kStepQ / 4; ++n) {
+      const int column = query + lane % 4 * 2 + n / 2 * 8 + n % 2;
+      float& score = s[i / 2][n / 2][i % 2 * 2 + n % 2];
+      const bool valid = row < span.seq_kv && column < span.seq_q;
+      add_bias(score, valid ? terms.bias[column * terms.stride + row] : Bias(0), terms);
+    }
   }
 }
 
 // ---- dQ -----------------------------------------------------------------------------------------
-// A tile of dQ is cut into units of 32 queries by kUnitCols columns, dealt out to the warps. In HBM
-// it lies as the lanes hold it, unit by unit, so that a warp's additions are contiguous; only
+// A tile of dQ is cut into units of kUnitRows queries by kUnitCols columns, dealt out to the warps.
+// In HBM it lies as the lanes hold it, unit by unit, so that a warp's additions are contiguous; only
 // `finish` puts it in order.
-constexpr int kUnitCols = kD % 32 == 0 && kBlockQ * kD >= 1024 * kWarps ? 32 : 16;
-constexpr int kUnits = kBlockQ / 32 * (kD / kUnitCols);
-constexpr int kUnitElements = 32 * kUnitCols;
-using QueryGradient = float[2][kUnitCols / 8][4];
+constexpr int kUnitRows = kBlockQ % 32 == 0 ? 32 : 16;
+constexpr int kUnitCols = kD % 32 == 0 && kBlockQ * kD >= 32 * kUnitRows * kWarps ? 32 : 16;
+constexpr int kUnits = kBlockQ / kUnitRows * (kD / kUnitCols);
+constexpr int kUnitElements = kUnitRows * kUnitCols;
+constexpr int kFragments = kUnitElements / 128;  // of a lane, four elements each
+using QueryGradient = float[kUnitRows / 16][kUnitCols / 8][4];
 
-__device__ __forceinline__ int unit_query(int unit) { return unit / (kD / kUnitCols) * 32; }
+__device__ __forceinline__ int unit_query(int unit) { return unit / (kD / kUnitCols) * kUnitRows; }
 __device__ __forceinline__ int unit_column(int unit) { return unit % (kD / kUnitCols) * kUnitCols; }
 
 // dq = dS K for one unit: dS^T as the warps left it, all keys of the block.
-__device__ __forceinline__ void query_gradient(QueryGradient& dq, const Element* ds_tile,
-                                               const Element* k_tile, int unit) {
-  constexpr int kRowBytes = kBlockQ * int(sizeof(Element));
-  constexpr int kKeyBytes = kD * int(sizeof(Element));
+__device__ __forceinline__ void query_gradient(QueryGradient& dq, const float* ds_tile,
+                                               const float* k_tile, int unit) {
   const int lane = threadIdx.x % 32;
-  const int query = unit_query(unit) / 8 + lane / 8 % 2;
-  const int column = unit_column(unit) / 8 + lane / 16;
-  const int a_key = lane / 16 * 8 + lane % 8;
-  const u32 a_first = ptx::smem_address(chunk_at<kBlockQ>(ds_tile, a_key, query));
-  const u32 b_first = ptx::smem_address(chunk_at<kD>(k_tile, lane % 16, column));
+  const int query = unit_query(unit) + lane / 4;
+  const int column = unit_column(unit) + lane % 4 * 2;
   zero(dq);
-#pragma unroll 4
-  for (int key = 0; key < kBlockKV; key += 16) {
-    u32 a[2][4];
+#pragma unroll 1
+  for (int key = 0; key < kBlockKV; key += 4) {
+    float weight[kUnitRows / 8][4];
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      ptx::ldmatrix_x4_trans(a[i], (a_first ^ 32 * i) + key * kRowBytes);
+    for (int i = 0; i < kUnitRows / 2; ++i) {
+      weight[i / 4][i % 4] = *element_at<kBlockQ>(ds_tile, key + i % 4, query + i / 4 * 8);
     }
 #pragma unroll
-    for (int n = 0; n < kUnitCols; n += 16) {
-      u32 b[4];
-      ptx::ldmatrix_x4_trans(b, (b_first ^ 2 * n) + key * kKeyBytes);
+    for (int n = 0; n < kUnitCols / 8; ++n) {
+      float2 k[4];
 #pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        ptx::mma_m16n8k16_f16(dq[i][n / 8], a[i], b[0], b[1]);
-        ptx::mma_m16n8k16_f16(dq[i][n / 8 + 1], a[i], b[2], b[3]);
-      }
+      for (int i = 0; i < 4; ++i) k[i] = load_pair<kD>(k_tile, key + i, column + 8 * n);
+#pragma unroll
+      for (int i = 0; i < kUnitRows / 8; ++i) add_dots(&dq[i / 2][n][i % 2 * 2], weight[i], k);
     }
   }
 }
 
-// Where element r of a lane's i-th fragment lies in its unit: four together, added as one.
+// Where element r of a lane's i-th fragment lies in its unit.
 __device__ __forceinline__ int unit_place(int i, int r) {
-  return (32 * i + threadIdx.x % 32) * 4 + r;
+  return (4 * i + r) * 32 + threadIdx.x % 32;
 }
 
 __device__ __forceinline__ void add_fragment(float* unit, int i, const float (&x)[4]) {
-  ptx::red_add_f32x4(unit + unit_place(i, 0), x);
+#pragma unroll
+  for (int r = 0; r < 4; ++r) ptx::red_add_f32(unit + unit_place(i, r), x[r]);
 }
 // The warps' share of dQ += dS K for one tile of queries.
 __device__ __forceinline__ void add_query_gradient(float* dq_tile, const Element* ds_tile,
@@ -637,7 +661,7 @@ __device__ __forceinline__ void add_query_gradient(float* dq_tile, const Element
     QueryGradient dq;
     query_gradient(dq, ds_tile, k_tile, unit);
 #pragma unroll
-    for (int i = 0; i < kUnitCols / 4; ++i) {
+    for (int i = 0; i < kFragments; ++i) {
       add_fragment(dq_tile + unit * kUnitElements, i, dq[i / (kUnitCols / 8)][i % (kUnitCols / 8)]);
     }
   }
@@ -645,27 +669,28 @@ __device__ __forceinline__ void add_query_gradient(float* dq_tile, const Element
 
 // ---- Output -------------------------------------------------------------------------------------
 __device__ __forceinline__ void store_pair(Element* to, float x, float y) {
-  *reinterpret_cast<u32*>(to) = ptx::cvt_f16x2(x, y);
+  *reinterpret_cast<float2*>(to) = make_float2(x, y);
 }
-
 // The warps lay dK or dV out in shared memory, then write their rows in the widest words that the
 // alignment allows. A warp reads back what it wrote itself, or those with which it shares its keys.
 template <int kCols, int kValidCols>
 __device__ __forceinline__ void store_rows(Element* tile, const Accumulator<kCols>& sum,
-                                           float factor, Element* global, int rows) {
+                                           float factor, Element* global, i64 stride, int rows) {
   constexpr int kBytes = copy_bytes(kValidCols);
   constexpr int kElements = kBytes / int(sizeof(Element));
   constexpr int kCopies = kValidCols / kElements;
   using Word = typename WordOf<kBytes>::type;
   const int lane = threadIdx.x % 32;
-  const int first_chunk = warp_part() * (kCols / kSplit / 8);
 #pragma unroll
   for (int i = 0; i < 2 * kRowTiles; ++i) {
 #pragma unroll
-    for (int n = 0; n < kCols / kSplit / 8; ++n) {
+    for (int n = 0; n < 2 * warp_blocks(kCols); ++n) {
+      if (kCols / 16 % kSplit && warp_column(n) >= kCols) break;
       const float (&pair)[4] = sum[i / 2][n];
-      Element* chunk = chunk_at<kCols>(tile, warp_keys() + 8 * i + lane / 4, first_chunk + n);
-      store_pair(chunk + lane % 4 * 2, factor * pair[i % 2 * 2], factor * pair[i % 2 * 2 + 1]);
+      const int row = warp_keys() + 8 * i + lane / 4, column = warp_column(n) + lane % 4 * 2;
+      Element* chunk = chunk_at<kCols>(tile, row, column / kChunkElements);
+      store_pair(chunk + column % kChunkElements, factor * pair[i % 2 * 2],
+                 factor * pair[i % 2 * 2 + 1]);
     }
   }
   if constexpr (kSplit > 1) {
@@ -678,12 +703,12 @@ __device__ __forceinline__ void store_rows(Element* tile, const Accumulator<kCol
     const int column = i % kCopies * kElements;
     const Element* chunk = chunk_at<kCols>(tile, row, column / kChunkElements);
     const Word word = *reinterpret_cast<const Word*>(chunk + column % kChunkElements);
-    if (row < rows) *reinterpret_cast<Word*>(global + row * i64(kValidCols) + column) = word;
+    if (row < rows) *reinterpret_cast<Word*>(global + row * stride + column) = word;
   }
 }
 
 // ---- Before and after ---------------------------------------------------------------------------
-__device__ __forceinline__ float to_float(Element x) { return ptx::cvt_f32_f16(x); }
+__device__ __forceinline__ float to_float(Element x) { return x; }
 // kRowThreads lanes share a row, kRowElements each at a time.
 constexpr int kRowElements = copy_bytes(kHeadDimV) / int(sizeof(Element));
 constexpr int kRowThreads = min_power_of_two(kHeadDimV / kRowElements, 32);
@@ -709,41 +734,38 @@ __device__ __forceinline__ float row_product(const Element* x, const Element* y,
 
 // A pair of dQ, as far as the row reaches.
 __device__ __forceinline__ void store_two(Element* row, int column, float x, float y) {
-  const u32 pair = ptx::cvt_f16x2(x, y);
-  if constexpr (kHeadDim % 2 == 0) {
-    if (column < kHeadDim) *reinterpret_cast<u32*>(row + column) = pair;
-  } else {
-    if (column < kHeadDim) row[column] = Element(pair);
-    if (column + 1 < kHeadDim) row[column + 1] = Element(pair >> 16);
-  }
+  if (column < kHeadDim) row[column] = x;
+  if (column + 1 < kHeadDim) row[column + 1] = y;
 }
 
 // ---- Kernels ------------------------------------------------------------------------------------
 // clang-format off
 extern "C" __global__ void
-v2_bwd_sm90_fp16_d33v48_causal_e36540ab_prepare(
+v2_bwd_sm80_fp32_d64_full_dense_cef12704_prepare(
     const Element* __restrict__ q, const Element* __restrict__ k, const Element* __restrict__ v,
     const Element* __restrict__ o, const Element* __restrict__ dO, const float* __restrict__ lse,
     float* __restrict__ delta, float* __restrict__ dq_acc, Element* __restrict__ dq,
-    Element* __restrict__ dk, Element* __restrict__ dv, const int heads, const int kv_heads,
-    const int seq_q, const int seq_kv, const Strides q_strides, const Strides k_strides,
-    const Strides v_strides, const Strides o_strides, const Strides do_strides,
-    const float scale_log2, const float scale) {
+    Element* __restrict__ dk, Element* __restrict__ dv, const Bias* __restrict__ bias,
+    const int heads, const int kv_heads, const int seq_q, const int seq_kv, const Strides q_strides,
+    const Strides k_strides, const Strides v_strides, const Strides o_strides,
+    const Strides do_strides, const Strides bias_strides, const float scale_log2,
+    const float scale) {
   // clang-format on
   const int q_blocks = (seq_q + kBlockQ - 1) / kBlockQ;
-  const i64 head_of_all = blockIdx.x / q_blocks;
   const int first = blockIdx.x % q_blocks * kBlockQ;
-  const i64 batch = head_of_all / heads, head = head_of_all % heads;
+  const i64 batch = blockIdx.x / q_blocks / heads, head = blockIdx.x / q_blocks % heads;
   o += batch * o_strides.batch + head * o_strides.head;
   dO += batch * do_strides.batch + head * do_strides.head;
+  delta += (batch * heads + head) * seq_q;
   for (int row = threadIdx.x / kRowThreads; row < kBlockQ; row += kThreads / kRowThreads) {
     const i64 query = first + row;
     const bool valid = query < seq_q;
     const float product =
         row_product(o + query * o_strides.seq, dO + query * do_strides.seq, valid);
-    if (valid && threadIdx.x % kRowThreads == 0) delta[head_of_all * seq_q + query] = product;
+    if (valid && threadIdx.x % kRowThreads == 0) delta[query] = product;
   }
-  float4* dq_tile = reinterpret_cast<float4*>(dq_acc + i64(blockIdx.x) * kBlockQ * kD);
+  const i64 tile = (batch * heads + head) * q_blocks + first / kBlockQ;
+  float4* dq_tile = reinterpret_cast<float4*>(dq_acc + tile * (kBlockQ * kD));
   for (int i = threadIdx.x; i < kBlockQ * kD / 4; i += kThreads) {
     dq_tile[i] = make_float4(0.f, 0.f, 0.f, 0.f);
   }
@@ -751,14 +773,15 @@ v2_bwd_sm90_fp16_d33v48_causal_e36540ab_prepare(
 
 // clang-format off
 extern "C" __global__ void __maxnreg__(kRegisters)
-v2_bwd_sm90_fp16_d33v48_causal_e36540ab(
+v2_bwd_sm80_fp32_d64_full_dense_cef12704(
     const Element* __restrict__ q, const Element* __restrict__ k, const Element* __restrict__ v,
     const Element* __restrict__ o, const Element* __restrict__ dO, const float* __restrict__ lse,
     float* __restrict__ delta, float* __restrict__ dq_acc, Element* __restrict__ dq,
-    Element* __restrict__ dk, Element* __restrict__ dv, const int heads, const int kv_heads,
-    const int seq_q, const int seq_kv, const Strides q_strides, const Strides k_strides,
-    const Strides v_strides, const Strides o_strides, const Strides do_strides,
-    const float scale_log2, const float scale) {
+    Element* __restrict__ dk, Element* __restrict__ dv, const Bias* __restrict__ bias,
+    const int heads, const int kv_heads, const int seq_q, const int seq_kv, const Strides q_strides,
+    const Strides k_strides, const Strides v_strides, const Strides o_strides,
+    const Strides do_strides, const Strides bias_strides, const float scale_log2,
+    const float scale) {
   // clang-format on
   extern __shared__ __align__(128) unsigned char smem_raw[];
   Element* k_tile = reinterpret_cast<Element*>(smem_raw);
@@ -780,15 +803,18 @@ v2_bwd_sm90_fp16_d33v48_causal_e36540ab(
 
   // The tiles of queries that see any of them, head after head of those that share the keys.
   const int group = heads / kv_heads;
+  const Span span = {seq_q, seq_kv};
   const int q_blocks = (seq_q + kBlockQ - 1) / kBlockQ;
-  const int first_tile = max(0, first_query_of(first_key, seq_q, seq_kv)) / kBlockQ;
-  const int q_tiles = q_blocks - first_tile;
+  const int first_tile = max(0, first_query_of(first_key, span)) / kBlockQ;
+  const int end_query = end_query_of(first_key + keys - 1, span);
+  const int q_tiles = max(0, (end_query + kBlockQ - 1) / kBlockQ - first_tile);
   const int steps = group * q_tiles;
   const auto head_at = [&](int t) { return kv_head * group + t / q_tiles; };
   const auto query_at = [&](int t) { return (first_tile + t % q_tiles) * kBlockQ; };
   const auto q_slot = [&](int t) { return slots + t % kSlots * kSlotElements; };
   const auto do_slot = [&](int t) { return q_slot(t) + kBlockQ * kD; };
   const auto ds_tile = [&](int t) { return weight_tiles + t % 2 * kWeightElements; };
+  const auto p_tile = [&](int t) { return weight_tiles + (2 + t % 2) * kWeightElements; };
   const auto lse_slot = [&](int t) { return statistics + t % kSlots * 2 * kBlockQ; };
   const auto delta_slot = [&](int t) { return lse_slot(t) + kBlockQ; };
   const auto load = [&](int t) {
@@ -796,9 +822,9 @@ v2_bwd_sm90_fp16_d33v48_causal_e36540ab(
       const int head = head_at(t);
       const i64 query = query_at(t);
       const int rows = seq_q - int(query);
+      const i64 row = (batch * heads + head) * seq_q + query;
       const Element* q_source = q + head * q_strides.head + query * q_strides.seq;
       const Element* do_source = dO + head * do_strides.head + query * do_strides.seq;
-      const i64 row = (batch * heads + head) * seq_q + query;
       copy_tile<kBlockQ, kD, kHeadDim>(q_slot(t), q_source, q_strides.seq, rows);
       copy_tile<kBlockQ, kDV, kHeadDimV>(do_slot(t), do_source, do_strides.seq, rows);
       for (int i = threadIdx.x; i < kBlockQ; i += kThreads) {
@@ -809,8 +835,9 @@ v2_bwd_sm90_fp16_d33v48_causal_e36540ab(
     ptx::cp_async_commit_group();
   };
   const auto add_dq = [&](int t) {
-    const i64 block = (batch * heads + head_at(t)) * q_blocks + query_at(t) / kBlockQ;
-    add_query_gradient(dq_acc + block * (kBlockQ * kD), ds_tile(t), k_tile);
+    const int head = head_at(t);
+    const i64 tile = (batch * heads + head) * q_blocks + query_at(t) / kBlockQ;
+    add_query_gradient(dq_acc + tile * (kBlockQ * kD), ds_tile(t), k_tile);
   };
 
   copy_tile<kBlockKV, kD, kHeadDim>(k_tile, k, k_strides.seq, keys);
@@ -825,36 +852,40 @@ v2_bwd_sm90_fp16_d33v48_causal_e36540ab(
   // What is left to do of tile t when all warps have left their part.
   const auto finish_tile = [&](int t) {
     if (t < 0) return;
+    accumulate_tile<kDV>(dv_acc, p_tile(t), do_slot(t));
+    accumulate_tile<kD>(dk_acc, ds_tile(t), q_slot(t));
     add_dq(t);
   };
-  const int last_key = warp_key + kWarpKeys - 1;
   for (int t = 0; t < steps; ++t) {
-    // Tile t has arrived, and every warp has made S of tile t - 1 and left its dS.
+    // Tile t has arrived, and every warp has made S of tile t - 1 and left its P and dS.
     ptx::cp_async_wait_group<0>();
     __syncthreads();
     load(t + 1);
     finish_tile(t - 1);
     const int query = query_at(t);
-    const bool masked = last_key >= seq_kv || query < first_query_of(last_key, seq_q, seq_kv);
+    const bool masked = crosses_mask(warp_key, query, span);
+    const int head = head_at(t);
+    const Bias* head_bias = bias + batch * bias_strides.batch + head * bias_strides.head;
+    const ScoreTerms terms = {scale_log2, head_bias, bias_strides.seq};
 #pragma unroll 1
     for (int step = warp_part() * kStepQ; step < kBlockQ; step += kStepQ * kSplit) {
       Scores<kStepQ> s;
       Weights p, ds;
       scores<kD, kStepQ>(s, k_tile, q_slot(t) + step * kD);
-      weights(s, lse_slot(t) + step, scale_log2);
-      if (masked) mask_weights<kStepQ>(s, warp_key, query + step, seq_q, seq_kv);
+      finish_scores(s, terms, warp_key, query + step, span);
+      weights(s, lse_slot(t) + step, 1.f);
+      if (masked) mask_weights<kStepQ>(s, warp_key, query + step, span);
 #pragma unroll
       for (int part = 0; part < kStepQ; part += kPartQ) {
         Scores<kPartQ> dp;
         scores<kDV, kPartQ>(dp, v_tile, do_slot(t) + (step + part) * kDV);
         score_gradient(dp, s, delta_slot(t) + step + part, part);
-        if (masked) mask_weights<kPartQ>(dp, warp_key, query + step + part, seq_q, seq_kv);
+        if (masked) mask_weights<kPartQ>(dp, warp_key, query + step + part, span);
         round_weights<kPartQ>(ds, dp, part);
       }
       round_weights<kStepQ>(p, s, 0);
       share_weights(ds_tile(t), ds, step);
-      accumulate_step<kDV>(dv_acc, p, do_slot(t) + step * kDV);
-      accumulate_step<kD>(dk_acc, ds, q_slot(t) + step * kD);
+      share_weights(p_tile(t), p, step);
     }
   }
 
@@ -862,38 +893,42 @@ v2_bwd_sm90_fp16_d33v48_causal_e36540ab(
   __syncthreads();
   finish_tile(steps - 1);
   __syncthreads();  // the tiles of K and V are free for dK and dV
+  const i64 apart = 1;  // rows from a key of this head to the next
   const i64 row = (batch * kv_heads + kv_head) * seq_kv + first_key;
-  store_rows<kD, kHeadDim>(k_tile, dk_acc, scale, dk + row * kHeadDim, keys);
-  store_rows<kDV, kHeadDimV>(v_tile, dv_acc, 1.f, dv + row * kHeadDimV, keys);
+  store_rows<kD, kHeadDim>(k_tile, dk_acc, scale, dk + row * kHeadDim, apart * kHeadDim, keys);
+  store_rows<kDV, kHeadDimV>(v_tile, dv_acc, 1.f, dv + row * kHeadDimV, apart * kHeadDimV, keys);
 }
 
 // clang-format off
 extern "C" __global__ void
-v2_bwd_sm90_fp16_d33v48_causal_e36540ab_finish(
+v2_bwd_sm80_fp32_d64_full_dense_cef12704_finish(
     const Element* __restrict__ q, const Element* __restrict__ k, const Element* __restrict__ v,
     const Element* __restrict__ o, const Element* __restrict__ dO, const float* __restrict__ lse,
     float* __restrict__ delta, float* __restrict__ dq_acc, Element* __restrict__ dq,
-    Element* __restrict__ dk, Element* __restrict__ dv, const int heads, const int kv_heads,
-    const int seq_q, const int seq_kv, const Strides q_strides, const Strides k_strides,
-    const Strides v_strides, const Strides o_strides, const Strides do_strides,
-    const float scale_log2, const float scale) {
+    Element* __restrict__ dk, Element* __restrict__ dv, const Bias* __restrict__ bias,
+    const int heads, const int kv_heads, const int seq_q, const int seq_kv, const Strides q_strides,
+    const Strides k_strides, const Strides v_strides, const Strides o_strides,
+    const Strides do_strides, const Strides bias_strides, const float scale_log2,
+    const float scale) {
   // clang-format on
   const int q_blocks = (seq_q + kBlockQ - 1) / kBlockQ;
-  const i64 head_of_all = blockIdx.x / q_blocks;
   const int first = blockIdx.x % q_blocks * kBlockQ;
-  const float* dq_tile = dq_acc + i64(blockIdx.x) * kBlockQ * kD;
+  const i64 batch = blockIdx.x / q_blocks / heads, head = blockIdx.x / q_blocks % heads;
   const int lane = threadIdx.x % 32;
-  dq += head_of_all * seq_q * kHeadDim;
+  const i64 stride = kHeadDim;
+  dq += (batch * heads + head) * seq_q * stride;
+  const i64 tile = (batch * heads + head) * q_blocks + first / kBlockQ;
+  const float* dq_tile = dq_acc + tile * (kBlockQ * kD);
   for (int unit = threadIdx.x / 32; unit < kUnits; unit += kWarps) {
     const float* source = dq_tile + unit * kUnitElements;
-    for (int i = 0; i < kUnitCols / 4; ++i) {
+    for (int i = 0; i < kFragments; ++i) {
       const int column = unit_column(unit) + i % (kUnitCols / 8) * 8 + lane % 4 * 2;
       const i64 query = first + unit_query(unit) + i / (kUnitCols / 8) * 16 + lane / 4;
       float x[4];
 #pragma unroll
       for (int r = 0; r < 4; ++r) x[r] = scale * source[unit_place(i, r)];
-      if (query < seq_q) store_two(dq + query * kHeadDim, column, x[0], x[1]);
-      if (query + 8 < seq_q) store_two(dq + (query + 8) * kHeadDim, column, x[2], x[3]);
+      if (query < seq_q) store_two(dq + query * stride, column, x[0], x[1]);
+      if (query + 8 < seq_q) store_two(dq + (query + 8) * stride, column, x[2], x[3]);
     }
   }
 }
@@ -911,7 +946,7 @@ __global__ void fill(Element* x, i64 n, u32 seed) {
   const i64 i = blockIdx.x * i64(blockDim.x) + threadIdx.x;
   const u32 hash = (u32(i) * 2654435761u ^ seed) * 2246822519u;
   const float value = float(hash >> 8) / (1 << 23) - 1.f;
-  if (i < n) x[i] = u16(ptx::cvt_f16x2(value, value));
+  if (i < n) x[i] = value;
 }
 
 template <typename T>
@@ -925,6 +960,17 @@ T* device_array(i64 n) {
 Element* input(i64 n, u32 seed) {
   Element* array = device_array<Element>(n);
   fill<<<(n + 255) / 256, 256>>>(array, n, seed);
+  return array;
+}
+
+// An array whose values are computed on the host.
+template <typename T, typename Value>
+T* made(i64 n, Value value) {
+  T* host = static_cast<T*>(std::malloc(n * sizeof(T)));
+  for (i64 i = 0; i < n; ++i) host[i] = value(i);
+  T* array = device_array<T>(n);
+  cudaMemcpy(array, host, n * sizeof(T), cudaMemcpyHostToDevice);
+  std::free(host);
   return array;
 }
 
@@ -942,9 +988,14 @@ int main(int argc, char** argv) {
   const Strides v_strides = contiguous(kv_heads, seq_kv, kHeadDimV);
   const Strides o_strides = contiguous(heads, seq_q, kHeadDimV);
   const Strides do_strides = o_strides;
-  const float scale = 1.f / sqrtf(kHeadDim), scale_log2 = kLog2e * scale;
+  const float scale = 1.f / sqrtf(kHeadDim);
   const int q_grid = batch * heads * ((seq_q + kBlockQ - 1) / kBlockQ);
   const int kv_grid = batch * kv_heads * ((seq_kv + kBlockKV - 1) / kBlockKV);
+
+  const float scale_log2 = 1.442695041f / sqrtf(kHeadDim);
+  const Bias* bias = made<Bias>(i64(seq_q) * seq_kv, [](i64) { return Bias(0); });
+  const Strides bias_strides = {0, 0, seq_kv};
+
   Element* q = input(rows * kHeadDim, 1);
   Element* k = input(keys * kHeadDim, 2);
   Element* v = input(keys * kHeadDimV, 3);
@@ -956,15 +1007,15 @@ int main(int argc, char** argv) {
   Element* dq = device_array<Element>(rows * kHeadDim);
   Element* dk = device_array<Element>(keys * kHeadDim);
   Element* dv = device_array<Element>(keys * kHeadDimV);
-  const auto prepare = v2_bwd_sm90_fp16_d33v48_causal_e36540ab_prepare;
-  const auto kernel = v2_bwd_sm90_fp16_d33v48_causal_e36540ab;
-  const auto finish = v2_bwd_sm90_fp16_d33v48_causal_e36540ab_finish;
+  const auto prepare = v2_bwd_sm80_fp32_d64_full_dense_cef12704_prepare;
+  const auto kernel = v2_bwd_sm80_fp32_d64_full_dense_cef12704;
+  const auto finish = v2_bwd_sm80_fp32_d64_full_dense_cef12704_finish;
   cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSmemBytes);
   const auto launch = [&](auto entry, int grid, int smem_bytes) {
     // clang-format off
     entry<<<grid, kThreads, smem_bytes>>>(
-        q, k, v, o, dO, lse, delta, dq_acc, dq, dk, dv, heads, kv_heads, seq_q, seq_kv, q_strides,
-        k_strides, v_strides, o_strides, do_strides, scale_log2, scale);
+        q, k, v, o, dO, lse, delta, dq_acc, dq, dk, dv, bias, heads, kv_heads, seq_q, seq_kv,
+        q_strides, k_strides, v_strides, o_strides, do_strides, bias_strides, scale_log2, scale);
     // clang-format on
   };
   cudaEvent_t start, stop;
