@@ -35,7 +35,7 @@ _CHOSEN = (
     ("v2", "h200", Problem(heads=32, kv_heads=8, seq=8192, dtype="bf16", causal=True, pass_="bwd")),
     ("v2", "h200", Problem(seq=1000, head_dim=33, head_dim_v=48, causal=True, pass_="bwd")),
     ("v2", "h200", _GEMMA.with_(pass_="bwd")),
-    ("v2", "h200", _PACKED.with_(pass_="bwd")),
+    ("v2", "h200", _PACKED.with_(head_dim=64, pass_="bwd")),
     ("v2", "a100-80gb", Problem(seq=2048, head_dim=64, dtype="fp32", bias="dense", pass_="bwd")),
     ("v2", "4090", Problem(heads=32, seq=4096, head_dim=128, causal=True)),
     ("v2", "5090", Problem(heads=32, seq=4096, head_dim=96, head_dim_v=64, dtype="bf16")),

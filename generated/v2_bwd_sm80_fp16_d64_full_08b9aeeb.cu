@@ -56,8 +56,8 @@
 //   b0983d9f  device/tile.cuh
 //   c2706fe3  device/types.cuh
 //   b80c26d4  device/words.cuh
-//   c7dfabdb  kernels/v2_bwd.cu
-//   17a87b53  parts/constants_bwd.cuh
+//   adc0a682  kernels/v2_bwd.cu
+//   1ea14b5a  parts/constants_bwd.cuh
 //   3b57e6e1  parts/main_arrays.cuh
 //   1f5f6d98  parts/main_bwd.cu
 //   925f66ef  parts/main_options.cuh
@@ -81,7 +81,7 @@
 // "head_dim_v": 64, "heads": 16, "incoherent": false, "kv_heads": 16, "out_dtype": "fp16", "pass":
 // "bwd", "scale": 0.125, "scales": "tensor", "seq": 1024, "seq_kv": 1024, "softcap": 0.0, "varlen":
 // false, "window": [-1, -1]}, "schema": "fasim.plan/1", "smem_bytes": 164864}
-// ---- the rest of the file has sha256 4fdb0d18ddf2d808608a31d46f2d2c9905e009b8190a7fe62ec159024d0587e4
+// ---- the rest of the file has sha256 a7458eb956258178ed21a034b77aa9c16f1b822d47e88c4d620248f9aba9413a
 // FlashAttention-2, backward (Dao 2023, algorithm 2).
 //
 // Three kernels, launched one after the other with the same arguments:
@@ -122,7 +122,6 @@ constexpr int kD = 64;  // as stored: whole 16-wide matrix steps, the rest zero
 constexpr int kDV = 64;
 constexpr int kBlockQ = 64;  // B_r: queries of one tile
 constexpr int kBlockKV = 256;  // B_c: keys of one tile
-constexpr int kStepKV = 256;  // keys scored at once: all of them
 constexpr int kWarps = 8;
 constexpr int kThreads = 32 * kWarps;
 constexpr int kSplit = 1;  // warps that share keys, each with its columns of dK and dV

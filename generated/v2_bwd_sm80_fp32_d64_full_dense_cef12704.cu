@@ -60,14 +60,14 @@
 //   b3497e68  device/query_gradient_fma.cuh
 //   9c370c21  device/row_products.cuh
 //   68d17f26  device/score.cuh
-//   61be41c6  device/score_columns.cuh
+//   37c45a04  device/score_columns.cuh
 //   5e3a506c  device/score_gradient.cuh
 //   1fd15663  device/store_rows.cuh
 //   b0983d9f  device/tile.cuh
 //   c2706fe3  device/types.cuh
 //   b80c26d4  device/words.cuh
-//   c7dfabdb  kernels/v2_bwd.cu
-//   17a87b53  parts/constants_bwd.cuh
+//   adc0a682  kernels/v2_bwd.cu
+//   1ea14b5a  parts/constants_bwd.cuh
 //   3b57e6e1  parts/main_arrays.cuh
 //   1f5f6d98  parts/main_bwd.cu
 //   925f66ef  parts/main_options.cuh
@@ -87,7 +87,7 @@
 // "head_dim_v": 64, "heads": 16, "incoherent": false, "kv_heads": 16, "out_dtype": "fp32", "pass":
 // "bwd", "scale": 0.125, "scales": "tensor", "seq": 2048, "seq_kv": 2048, "softcap": 0.0, "varlen":
 // false, "window": [-1, -1]}, "schema": "fasim.plan/1", "smem_bytes": 115456}
-// ---- the rest of the file has sha256 cfc37486081a21c52c9468d165533e0fc3dec1ac3cca79d8099606a2350abe7c
+// ---- the rest of the file has sha256 24b9d51334ed17ef280a35a29a3bebb37444ee3c431d4ba0fbd9cdfeb6fc0a47
 // FlashAttention-2, backward (Dao 2023, algorithm 2).
 //
 // Three kernels, launched one after the other with the same arguments:
@@ -129,7 +129,6 @@ constexpr int kD = 64;  // as stored: whole 16-wide matrix steps, the rest zero
 constexpr int kDV = 64;
 constexpr int kBlockQ = 32;  // B_r: queries of one tile
 constexpr int kBlockKV = 64;  // B_c: keys of one tile
-constexpr int kStepKV = 64;  // keys scored at once: all of them
 constexpr int kWarps = 8;
 constexpr int kThreads = 32 * kWarps;
 constexpr int kSplit = 2;  // warps that share keys, each with its columns of dK and dV
@@ -589,16 +588,18 @@ __device__ __forceinline__ void add_bias(float& score, Bias bias, const ScoreTer
 // on.
 __device__ __forceinline__ void finish_scores(Scores<kStepQ>& s, const ScoreTerms& terms, int key,
                                               int query, const Span& span) {
-  const int lane = threadIdx.x % 32;
+  const int first_row = key + threadIdx.x % 32 / 4, first_column = query + threadIdx.x % 4 * 2;
 #pragma unroll
   for (int i = 0; i < 2 * kRowTiles; ++i) {
-    const int row = key + 8 * i + lane / 4;
 #pragma unroll
     for (int n = 0; n < kStepQ / 4; ++n) {
-      const int column = query + lane % 4 * 2 + n / 2 * 8 + n % 2;
+      const int row = first_row + 8 * i, column = first_column + n / 2 * 8 + n % 2;
       float& score = s[i / 2][n / 2][i % 2 * 2 + n % 2];
-      const bool valid = row < span.seq_kv && column < span.seq_q;
-      add_bias(score, valid ? terms.bias[column * terms.stride + row] : Bias(0), terms);
+      if (row < span.seq_kv && column < span.seq_q) {
+        add_bias(score, terms.bias[column * terms.stride + row], terms);
+      } else {
+        score = -kInfinity;
+      }
     }
   }
 }

@@ -61,8 +61,8 @@
 //   b0983d9f  device/tile.cuh
 //   c2706fe3  device/types.cuh
 //   b80c26d4  device/words.cuh
-//   c7dfabdb  kernels/v2_bwd.cu
-//   17a87b53  parts/constants_bwd.cuh
+//   adc0a682  kernels/v2_bwd.cu
+//   1ea14b5a  parts/constants_bwd.cuh
 //   3b57e6e1  parts/main_arrays.cuh
 //   1f5f6d98  parts/main_bwd.cu
 //   925f66ef  parts/main_options.cuh
@@ -85,7 +85,7 @@
 // "head_dim_v": 128, "heads": 32, "incoherent": false, "kv_heads": 8, "out_dtype": "bf16", "pass":
 // "bwd", "scale": 0.08838834764831843, "scales": "tensor", "seq": 8192, "seq_kv": 8192, "softcap":
 // 0.0, "varlen": false, "window": [-1, -1]}, "schema": "fasim.plan/1", "smem_bytes": 230912}
-// ---- the rest of the file has sha256 61c3f7fd554ab661ee62cd540b41fd4c9f097b937cdbe59f86579b99c9a82447
+// ---- the rest of the file has sha256 f0e9a7eaf2f6d92a18c236302511fe0e7bd5f8dc7eb0ff193d5eaec4a8fdae6e
 // FlashAttention-2, backward (Dao 2023, algorithm 2).
 //
 // Three kernels, launched one after the other with the same arguments:
@@ -126,7 +126,6 @@ constexpr int kD = 128;  // as stored: whole 16-wide matrix steps, the rest zero
 constexpr int kDV = 128;
 constexpr int kBlockQ = 64;  // B_r: queries of one tile
 constexpr int kBlockKV = 128;  // B_c: keys of one tile
-constexpr int kStepKV = 128;  // keys scored at once: all of them
 constexpr int kWarps = 8;
 constexpr int kThreads = 32 * kWarps;
 constexpr int kSplit = 2;  // warps that share keys, each with its columns of dK and dV

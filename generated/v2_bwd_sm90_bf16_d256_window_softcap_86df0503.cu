@@ -60,14 +60,14 @@
 //   d68be398  device/query_gradient_mma.cuh
 //   9c370c21  device/row_products.cuh
 //   68d17f26  device/score.cuh
-//   61be41c6  device/score_columns.cuh
+//   37c45a04  device/score_columns.cuh
 //   5e3a506c  device/score_gradient.cuh
 //   1fd15663  device/store_rows.cuh
 //   b0983d9f  device/tile.cuh
 //   c2706fe3  device/types.cuh
 //   b80c26d4  device/words.cuh
-//   c7dfabdb  kernels/v2_bwd.cu
-//   17a87b53  parts/constants_bwd.cuh
+//   adc0a682  kernels/v2_bwd.cu
+//   1ea14b5a  parts/constants_bwd.cuh
 //   3b57e6e1  parts/main_arrays.cuh
 //   1f5f6d98  parts/main_bwd.cu
 //   925f66ef  parts/main_options.cuh
@@ -91,7 +91,7 @@
 // "head_dim_v": 256, "heads": 16, "incoherent": false, "kv_heads": 8, "out_dtype": "bf16", "pass":
 // "bwd", "scale": 0.0625, "scales": "tensor", "seq": 8192, "seq_kv": 8192, "softcap": 50.0,
 // "varlen": false, "window": [4095, 0]}, "schema": "fasim.plan/1", "smem_bytes": 180992}
-// ---- the rest of the file has sha256 eb8c906303e81538de2baede9d42fb1e17fa98bdb386ce25892621b7a276ed70
+// ---- the rest of the file has sha256 0ef9fc130f0ace3e16c5ad688d461eb6453a445416d1af9536df2417d8025d26
 // FlashAttention-2, backward (Dao 2023, algorithm 2).
 //
 // Three kernels, launched one after the other with the same arguments:
@@ -132,7 +132,6 @@ constexpr int kD = 256;  // as stored: whole 16-wide matrix steps, the rest zero
 constexpr int kDV = 256;
 constexpr int kBlockQ = 32;  // B_r: queries of one tile
 constexpr int kBlockKV = 64;  // B_c: keys of one tile
-constexpr int kStepKV = 64;  // keys scored at once: all of them
 constexpr int kWarps = 8;
 constexpr int kThreads = 32 * kWarps;
 constexpr int kSplit = 2;  // warps that share keys, each with its columns of dK and dV
@@ -663,13 +662,10 @@ __device__ __forceinline__ float soft_slope(float x) {
 __device__ __forceinline__ void finish_scores(Scores<kStepQ>& s, Scores<kStepQ>& derivative,
                                               const ScoreTerms& terms, int key, int query,
                                               const Span& span) {
-  const int lane = threadIdx.x % 32;
 #pragma unroll
   for (int i = 0; i < 2 * kRowTiles; ++i) {
-    const int row = key + 8 * i + lane / 4;
 #pragma unroll
     for (int n = 0; n < kStepQ / 4; ++n) {
-      const int column = query + lane % 4 * 2 + n / 2 * 8 + n % 2;
       float& score = s[i / 2][n / 2][i % 2 * 2 + n % 2];
       derivative[i / 2][n / 2][i % 2 * 2 + n % 2] = soft_slope(score * terms.scale_by_cap);
       score = scaled(score, terms);

@@ -56,8 +56,8 @@
 //   b0983d9f  device/tile.cuh
 //   c2706fe3  device/types.cuh
 //   b80c26d4  device/words.cuh
-//   c7dfabdb  kernels/v2_bwd.cu
-//   17a87b53  parts/constants_bwd.cuh
+//   adc0a682  kernels/v2_bwd.cu
+//   1ea14b5a  parts/constants_bwd.cuh
 //   3b57e6e1  parts/main_arrays.cuh
 //   1f5f6d98  parts/main_bwd.cu
 //   925f66ef  parts/main_options.cuh
@@ -81,7 +81,7 @@
 // "head_dim_v": 48, "heads": 16, "incoherent": false, "kv_heads": 16, "out_dtype": "fp16", "pass":
 // "bwd", "scale": 0.17407765595569785, "scales": "tensor", "seq": 1000, "seq_kv": 1000, "softcap":
 // 0.0, "varlen": false, "window": [-1, -1]}, "schema": "fasim.plan/1", "smem_bytes": 96256}
-// ---- the rest of the file has sha256 a6a6bfb13a4e65cee8e80b824850140b8be280cfcbc359d5e6303cb4609afaaf
+// ---- the rest of the file has sha256 768bca9ede6a5c6845d69cab8e0a31f34b31233c22deee7e6f14ce5162c95b73
 // FlashAttention-2, backward (Dao 2023, algorithm 2).
 //
 // Three kernels, launched one after the other with the same arguments:
@@ -122,7 +122,6 @@ constexpr int kD = 48;  // as stored: whole 16-wide matrix steps, the rest zero
 constexpr int kDV = 48;
 constexpr int kBlockQ = 128;  // B_r: queries of one tile
 constexpr int kBlockKV = 64;  // B_c: keys of one tile
-constexpr int kStepKV = 64;  // keys scored at once: all of them
 constexpr int kWarps = 4;
 constexpr int kThreads = 32 * kWarps;
 constexpr int kSplit = 1;  // warps that share keys, each with its columns of dK and dV

@@ -16,13 +16,16 @@ __device__ __forceinline__ void finish_scores(Scores<kStepQ>& s, Scores<kStepQ>&
 __device__ __forceinline__ void finish_scores(Scores<kStepQ>& s, const ScoreTerms& terms, int key,
                                               int query, const Span& span) {
 //% endif
-  const int lane = threadIdx.x % 32;
+//% if kernel.bias != "none"
+  const int first_row = key + threadIdx.x % 32 / 4, first_column = query + threadIdx.x % 4 * 2;
+//% endif
 #pragma unroll
   for (int i = 0; i < 2 * kRowTiles; ++i) {
-    const int row = key + 8 * i + lane / 4;
 #pragma unroll
     for (int n = 0; n < kStepQ / 4; ++n) {
-      const int column = query + lane % 4 * 2 + n / 2 * 8 + n % 2;
+//% if kernel.bias != "none"
+      const int row = first_row + 8 * i, column = first_column + n / 2 * 8 + n % 2;
+//% endif
       float& score = s[i / 2][n / 2][i % 2 * 2 + n % 2];
 //% if kernel.softcap
       derivative[i / 2][n / 2][i % 2 * 2 + n % 2] = soft_slope(score * terms.scale_by_cap);
@@ -31,8 +34,11 @@ __device__ __forceinline__ void finish_scores(Scores<kStepQ>& s, const ScoreTerm
       const float distance = fabsf(float(column + span.seq_kv - span.seq_q - row));
       score = fmaf(-terms.slope_log2, distance, scaled(score, terms));
 //% elif kernel.bias_dtype
-      const bool valid = row < span.seq_kv && column < span.seq_q;
-      add_bias(score, valid ? terms.bias[column * terms.stride + row] : Bias(0), terms);
+      if (row < span.seq_kv && column < span.seq_q) {
+        add_bias(score, terms.bias[column * terms.stride + row], terms);
+      } else {
+        score = -kInfinity;
+      }
 //% else
       score = scaled(score, terms);
 //% endif

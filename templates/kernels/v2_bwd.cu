@@ -154,7 +154,9 @@ $(parameters(kernel))) {
   // The tiles of queries that see any of them, head after head of those that share the keys.
   const int group = heads / kv_heads;
   const Span span = {$(span_terms(kernel))};
+//% if not kernel.varlen
   const int q_blocks = (seq_q + kBlockQ - 1) / kBlockQ;
+//% endif
   const int first_tile = max(0, first_query_of(first_key, span)) / kBlockQ;
   const int end_query = end_query_of(first_key + keys - 1, span);
   const int q_tiles = max(0, (end_query + kBlockQ - 1) / kBlockQ - first_tile);

@@ -4,7 +4,6 @@ constexpr int kD = $(padded(kernel.head_dim));  // as stored: whole 16-wide matr
 constexpr int kDV = $(padded(kernel.head_dim_v));
 constexpr int kBlockQ = $(tile.block_q);  // B_r: queries of one tile
 constexpr int kBlockKV = $(tile.block_kv);  // B_c: keys of one tile
-constexpr int kStepKV = $(tile.keys_per_step);  // keys scored at once: all of them
 constexpr int kWarps = $(tile.warps);
 constexpr int kThreads = 32 * kWarps;
 constexpr int kSplit = $(tile.sharing);  // warps that share keys, each with its columns of dK and dV

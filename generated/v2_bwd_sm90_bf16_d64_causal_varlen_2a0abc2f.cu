@@ -1,11 +1,11 @@
-// v2_bwd_sm90_bf16_d128_causal_varlen_93bfa792
+// v2_bwd_sm90_bf16_d64_causal_varlen_2a0abc2f
 //
-// regenerate  fasim gen v2_bwd_sm90_bf16_d128_causal_varlen_93bfa792.cu
-// compile     nvcc -std=c++17 -arch=sm_90 -cubin v2_bwd_sm90_bf16_d128_causal_varlen_93bfa792.cu
-// run alone   nvcc -std=c++17 -arch=sm_90 -DFASIM_MAIN v2_bwd_sm90_bf16_d128_causal_varlen_93bfa792.cu && ./a.out
-// launch      v2_bwd_sm90_bf16_d128_causal_varlen_93bfa792_prepare<<<32768, 256, 0>>>, as planned
-// launch      v2_bwd_sm90_bf16_d128_causal_varlen_93bfa792<<<4096, 256, 230912>>>, as planned
-// launch      v2_bwd_sm90_bf16_d128_causal_varlen_93bfa792_finish<<<32768, 256, 0>>>, as planned
+// regenerate  fasim gen v2_bwd_sm90_bf16_d64_causal_varlen_2a0abc2f.cu
+// compile     nvcc -std=c++17 -arch=sm_90 -cubin v2_bwd_sm90_bf16_d64_causal_varlen_2a0abc2f.cu
+// run alone   nvcc -std=c++17 -arch=sm_90 -DFASIM_MAIN v2_bwd_sm90_bf16_d64_causal_varlen_2a0abc2f.cu && ./a.out
+// launch      v2_bwd_sm90_bf16_d64_causal_varlen_2a0abc2f_prepare<<<32768, 128, 0>>>, as planned
+// launch      v2_bwd_sm90_bf16_d64_causal_varlen_2a0abc2f<<<4096, 128, 99328>>>, as planned
+// launch      v2_bwd_sm90_bf16_d64_causal_varlen_2a0abc2f_finish<<<32768, 128, 0>>>, as planned
 //
 // arguments
 //   ptr    q           device memory
@@ -26,30 +26,25 @@
 //   i32    longest_q   4096
 //   i32    longest_k   4096
 //   i32    total_q     65536
-//   i64x3  q_strides   (0, 128, 4096)
-//   i64x3  k_strides   (0, 128, 1024)
-//   i64x3  v_strides   (0, 128, 1024)
-//   i64x3  o_strides   (0, 128, 4096)
-//   i64x3  do_strides  (0, 128, 4096)
-//   f32    scale_log2  0.12751743082459868
-//   f32    scale       0.08838834764831843
+//   i64x3  q_strides   (0, 64, 2048)
+//   i64x3  k_strides   (0, 64, 512)
+//   i64x3  v_strides   (0, 64, 512)
+//   i64x3  o_strides   (0, 64, 2048)
+//   i64x3  do_strides  (0, 64, 2048)
+//   f32    scale_log2  0.18033688011112042
+//   f32    scale       0.125
 //
 // shared memory
-//   from      0   32768 bytes  K, and dK at the end
-//   from  32768   32768 bytes  V, and dV at the end
-//   from  65536   16384 bytes  Q, slot 0
-//   from  81920   16384 bytes  dO, slot 0
-//   from  98304   16384 bytes  Q, slot 1
-//   from 114688   16384 bytes  dO, slot 1
-//   from 131072   16384 bytes  Q, slot 2
-//   from 147456   16384 bytes  dO, slot 2
-//   from 163840   16384 bytes  dS, slot 0
-//   from 180224   16384 bytes  dS, slot 1
-//   from 196608   16384 bytes  P, slot 0
-//   from 212992   16384 bytes  P, slot 1
-//   from 229376     512 bytes  L and D, slot 0
-//   from 229888     512 bytes  L and D, slot 1
-//   from 230400     512 bytes  L and D, slot 2
+//   from      0   16384 bytes  K, and dK at the end
+//   from  16384   16384 bytes  V, and dV at the end
+//   from  32768    8192 bytes  Q, slot 0
+//   from  40960    8192 bytes  dO, slot 0
+//   from  49152    8192 bytes  Q, slot 1
+//   from  57344    8192 bytes  dO, slot 1
+//   from  65536   16384 bytes  dS, slot 0
+//   from  81920   16384 bytes  dS, slot 1
+//   from  98304     512 bytes  L and D, slot 0
+//   from  98816     512 bytes  L and D, slot 1
 //
 // templates, with the first 8 digits of their sha256
 //   9ab2698b  device/copy.cuh
@@ -65,8 +60,8 @@
 //   c2706fe3  device/types.cuh
 //   22b08741  device/varlen.cuh
 //   b80c26d4  device/words.cuh
-//   c7dfabdb  kernels/v2_bwd.cu
-//   17a87b53  parts/constants_bwd.cuh
+//   adc0a682  kernels/v2_bwd.cu
+//   1ea14b5a  parts/constants_bwd.cuh
 //   3b57e6e1  parts/main_arrays.cuh
 //   1f5f6d98  parts/main_bwd.cu
 //   925f66ef  parts/main_options.cuh
@@ -81,15 +76,15 @@
 
 // ---- plan
 // {"gpu": {"arch": "sm_90", "name": "h200-sxm5-141gb"}, "kernel": {"algo": "v2", "arch": "sm_90",
-// "bias": "none", "deterministic": false, "dtype": "bf16", "head_dim": 128, "head_dim_v": 128,
+// "bias": "none", "deterministic": false, "dtype": "bf16", "head_dim": 64, "head_dim_v": 64,
 // "mask": "causal", "out_dtype": "bf16", "pack_gqa": false, "pass": "bwd", "scales": "none",
-// "softcap": false, "splits": false, "tile": {"block_kv": 128, "block_q": 64, "p_in": "shared",
-// "registers": 255, "stages": 3, "step_kv": 0, "warps": 8}, "varlen": true}, "problem": {"batch":
-// 16, "bias": "none", "causal": true, "deterministic": false, "dtype": "bf16", "head_dim": 128,
-// "head_dim_v": 128, "heads": 32, "incoherent": false, "kv_heads": 8, "out_dtype": "bf16", "pass":
-// "bwd", "scale": 0.08838834764831843, "scales": "tensor", "seq": 4096, "seq_kv": 4096, "softcap":
-// 0.0, "varlen": true, "window": [-1, -1]}, "schema": "fasim.plan/1", "smem_bytes": 230912}
-// ---- the rest of the file has sha256 e44e83ff1d7a06d10dce47f1694d3cb3aab11ba2762f9dfdc0f84307ee8fb5f7
+// "softcap": false, "splits": false, "tile": {"block_kv": 128, "block_q": 64, "p_in": "registers",
+// "registers": 255, "stages": 2, "step_kv": 0, "warps": 4}, "varlen": true}, "problem": {"batch":
+// 16, "bias": "none", "causal": true, "deterministic": false, "dtype": "bf16", "head_dim": 64,
+// "head_dim_v": 64, "heads": 32, "incoherent": false, "kv_heads": 8, "out_dtype": "bf16", "pass":
+// "bwd", "scale": 0.125, "scales": "tensor", "seq": 4096, "seq_kv": 4096, "softcap": 0.0, "varlen":
+// true, "window": [-1, -1]}, "schema": "fasim.plan/1", "smem_bytes": 99328}
+// ---- the rest of the file has sha256 88f0aeedbd986bc48ca4d1003167705659885a97c9b65fbb559a01a3ebba84f0
 // FlashAttention-2, backward (Dao 2023, algorithm 2).
 //
 // Three kernels, launched one after the other with the same arguments:
@@ -124,23 +119,22 @@ using Output = u16;  // bf16
 
 // ---- Constants ----------------------------------------------------------------------------------
 
-constexpr int kHeadDim = 128;  // d, of Q and K
-constexpr int kHeadDimV = 128;  // of V and O
-constexpr int kD = 128;  // as stored: whole 16-wide matrix steps, the rest zero
-constexpr int kDV = 128;
+constexpr int kHeadDim = 64;  // d, of Q and K
+constexpr int kHeadDimV = 64;  // of V and O
+constexpr int kD = 64;  // as stored: whole 16-wide matrix steps, the rest zero
+constexpr int kDV = 64;
 constexpr int kBlockQ = 64;  // B_r: queries of one tile
 constexpr int kBlockKV = 128;  // B_c: keys of one tile
-constexpr int kStepKV = 128;  // keys scored at once: all of them
-constexpr int kWarps = 8;
+constexpr int kWarps = 4;
 constexpr int kThreads = 32 * kWarps;
-constexpr int kSplit = 2;  // warps that share keys, each with its columns of dK and dV
+constexpr int kSplit = 1;  // warps that share keys, each with its columns of dK and dV
 constexpr int kWarpKeys = kBlockKV / kWarps * kSplit;
-constexpr int kSlots = 3;  // tiles of Q and dO in shared memory
+constexpr int kSlots = 2;  // tiles of Q and dO in shared memory
 constexpr int kRowTiles = kWarpKeys / 16;
 constexpr int kStepQ = 32;  // queries whose scores fit the registers beside dK and dV …
 constexpr int kPartQ = kStepQ / kRowTiles;  // … and whose dP fits beside those
 constexpr int kRegisters = 255;  // of a thread: so many that as many blocks fit an SM as planned
-constexpr int kSmemBytes = 230912;
+constexpr int kSmemBytes = 99328;
 constexpr bool kCausal = true;
 constexpr int kChunkElements = 16 / int(sizeof(Element));  // of the 16-byte unit of copies
 constexpr float kLog2e = 1.442695041f;
@@ -160,7 +154,7 @@ __device__ __forceinline__ int warp_column(int i) {
 
 constexpr int kSlotElements = kBlockQ * (kD + kDV);  // Q and dO of one tile
 constexpr int kWeightElements = kBlockQ * kBlockKV;  // dS or P of one tile
-constexpr int kWeightTiles = 4;  // two of dS, two of P
+constexpr int kWeightTiles = 2;  // two of dS
 constexpr int kSharedElements =
     kBlockKV * (kD + kDV) + kSlots * kSlotElements + kWeightTiles * kWeightElements;
 
@@ -501,23 +495,14 @@ __device__ __forceinline__ u32 columns_of(const Element* queries) {
   return ptx::smem_address(chunk_at<kCols>(queries, lane % 16, chunk));
 }
 
-// sum += P^T dO, or dS^T Q, over a tile of queries: weights as all warps left them, keys by queries.
+// sum += P^T dO, or dS^T Q, over a step of queries, from registers.
 template <int kCols>
-__device__ __forceinline__ void accumulate_tile(Accumulator<kCols>& sum, const Element* weights,
+__device__ __forceinline__ void accumulate_step(Accumulator<kCols>& sum, const Weights& p,
                                                 const Element* queries) {
-  const int lane = threadIdx.x % 32;
   const u32 rows = columns_of<kCols>(queries);
-  const u32 first =
-      ptx::smem_address(chunk_at<kBlockQ>(weights, warp_keys() + lane % 16, lane / 16));
-#pragma unroll 2
-  for (int query = 0; query < kBlockQ; query += 16) {
-    u32 p[kRowTiles][4];
 #pragma unroll
-    for (int i = 0; i < kRowTiles; ++i) {
-      const u32 row = 16 * i * kBlockQ * int(sizeof(Element));
-      ptx::ldmatrix_x4(p[i], along_row<kBlockQ>(first, query / 8) + row);
-    }
-    accumulate<kCols>(sum, p, rows + query * kCols * int(sizeof(Element)));
+  for (int i = 0; i < kStepQ / 16; ++i) {
+    accumulate<kCols>(sum, p[i], rows + 16 * i * kCols * int(sizeof(Element)));
   }
 }
 // Weights for the other warps: rows are keys, columns the queries of a tile, from `query` on these.
@@ -768,7 +753,7 @@ __device__ __forceinline__ void store_two(Element* row, int column, float x, flo
 // ---- Kernels ------------------------------------------------------------------------------------
 // clang-format off
 extern "C" __global__ void
-v2_bwd_sm90_bf16_d128_causal_varlen_93bfa792_prepare(
+v2_bwd_sm90_bf16_d64_causal_varlen_2a0abc2f_prepare(
     const Element* __restrict__ q, const Element* __restrict__ k, const Element* __restrict__ v,
     const Element* __restrict__ o, const Element* __restrict__ dO, const float* __restrict__ lse,
     float* __restrict__ delta, float* __restrict__ dq_acc, Element* __restrict__ dq,
@@ -805,7 +790,7 @@ v2_bwd_sm90_bf16_d128_causal_varlen_93bfa792_prepare(
 
 // clang-format off
 extern "C" __global__ void __maxnreg__(kRegisters)
-v2_bwd_sm90_bf16_d128_causal_varlen_93bfa792(
+v2_bwd_sm90_bf16_d64_causal_varlen_2a0abc2f(
     const Element* __restrict__ q, const Element* __restrict__ k, const Element* __restrict__ v,
     const Element* __restrict__ o, const Element* __restrict__ dO, const float* __restrict__ lse,
     float* __restrict__ delta, float* __restrict__ dq_acc, Element* __restrict__ dq,
@@ -843,7 +828,6 @@ v2_bwd_sm90_bf16_d128_causal_varlen_93bfa792(
   // The tiles of queries that see any of them, head after head of those that share the keys.
   const int group = heads / kv_heads;
   const Span span = {seq_q, seq_kv};
-  const int q_blocks = (seq_q + kBlockQ - 1) / kBlockQ;
   const int first_tile = max(0, first_query_of(first_key, span)) / kBlockQ;
   const int end_query = end_query_of(first_key + keys - 1, span);
   const int q_tiles = max(0, (end_query + kBlockQ - 1) / kBlockQ - first_tile);
@@ -853,7 +837,6 @@ v2_bwd_sm90_bf16_d128_causal_varlen_93bfa792(
   const auto q_slot = [&](int t) { return slots + t % kSlots * kSlotElements; };
   const auto do_slot = [&](int t) { return q_slot(t) + kBlockQ * kD; };
   const auto ds_tile = [&](int t) { return weight_tiles + t % 2 * kWeightElements; };
-  const auto p_tile = [&](int t) { return weight_tiles + (2 + t % 2) * kWeightElements; };
   const auto lse_slot = [&](int t) { return statistics + t % kSlots * 2 * kBlockQ; };
   const auto delta_slot = [&](int t) { return lse_slot(t) + kBlockQ; };
   const auto load = [&](int t) {
@@ -891,12 +874,10 @@ v2_bwd_sm90_bf16_d128_causal_varlen_93bfa792(
   // What is left to do of tile t when all warps have left their part.
   const auto finish_tile = [&](int t) {
     if (t < 0) return;
-    accumulate_tile<kDV>(dv_acc, p_tile(t), do_slot(t));
-    accumulate_tile<kD>(dk_acc, ds_tile(t), q_slot(t));
     add_dq(t);
   };
   for (int t = 0; t < steps; ++t) {
-    // Tile t has arrived, and every warp has made S of tile t - 1 and left its P and dS.
+    // Tile t has arrived, and every warp has made S of tile t - 1 and left its dS.
     ptx::cp_async_wait_group<0>();
     __syncthreads();
     load(t + 1);
@@ -920,7 +901,8 @@ v2_bwd_sm90_bf16_d128_causal_varlen_93bfa792(
       }
       round_weights<kStepQ>(p, s, 0);
       share_weights(ds_tile(t), ds, step);
-      share_weights(p_tile(t), p, step);
+      accumulate_step<kDV>(dv_acc, p, do_slot(t) + step * kDV);
+      accumulate_step<kD>(dk_acc, ds, q_slot(t) + step * kD);
     }
   }
 
@@ -936,7 +918,7 @@ v2_bwd_sm90_bf16_d128_causal_varlen_93bfa792(
 
 // clang-format off
 extern "C" __global__ void
-v2_bwd_sm90_bf16_d128_causal_varlen_93bfa792_finish(
+v2_bwd_sm90_bf16_d64_causal_varlen_2a0abc2f_finish(
     const Element* __restrict__ q, const Element* __restrict__ k, const Element* __restrict__ v,
     const Element* __restrict__ o, const Element* __restrict__ dO, const float* __restrict__ lse,
     float* __restrict__ delta, float* __restrict__ dq_acc, Element* __restrict__ dq,
@@ -1044,9 +1026,9 @@ int main(int argc, char** argv) {
   Element* dq = device_array<Element>(rows * kHeadDim);
   Element* dk = device_array<Element>(keys * kHeadDim);
   Element* dv = device_array<Element>(keys * kHeadDimV);
-  const auto prepare = v2_bwd_sm90_bf16_d128_causal_varlen_93bfa792_prepare;
-  const auto kernel = v2_bwd_sm90_bf16_d128_causal_varlen_93bfa792;
-  const auto finish = v2_bwd_sm90_bf16_d128_causal_varlen_93bfa792_finish;
+  const auto prepare = v2_bwd_sm90_bf16_d64_causal_varlen_2a0abc2f_prepare;
+  const auto kernel = v2_bwd_sm90_bf16_d64_causal_varlen_2a0abc2f;
+  const auto finish = v2_bwd_sm90_bf16_d64_causal_varlen_2a0abc2f_finish;
   cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSmemBytes);
   const auto launch = [&](auto entry, int grid, int smem_bytes) {
     // clang-format off
