@@ -295,8 +295,7 @@ def _whole_query_steps() -> Rule:
     """Warps that share keys score as many queries each, whole matmul steps at a time."""
 
     def step(case: Case) -> Ints:
-        least = LEAST_QUERY_STEP.get(case.problem.dtype, QUERY_STEP)
-        least = least * case.tiles.bwd_keys // 16
+        least = LEAST_QUERY_STEP.get(case.problem.dtype, QUERY_STEP) * case.tiles.bwd_keys // 16
         return np.maximum(case.tiles.query_step, least) * case.tiles.sharing
 
     return Rule(

@@ -89,12 +89,14 @@ class Tiles:
     @property
     def bwd_keys(self) -> Ints:
         """Keys of a warp of a backward pass, which it may share with another."""
-        return self.block_kv * self.sharing // self.warps
+        keys: Ints = self.block_kv * self.sharing // self.warps
+        return keys
 
     @property
     def query_step(self) -> Ints:
         """Queries that a warp of a backward pass scores at once."""
-        return np.minimum(QUERY_STEP, self.block_q // self.sharing)
+        step: Ints = np.minimum(QUERY_STEP, self.block_q // self.sharing)
+        return step
 
     def rows_apart(self, algo: str, dtype: str) -> Ints:
         """Rows that skip forward what none of them sees: a warp's of V2 in 16 bits, else a tile."""
