@@ -199,6 +199,15 @@ def test_v2_backward_issues_what_its_loops_name(problem, m, n):
     assert (asked.read, asked.write) == (8 * reads + kv, 8 * writes + kv)
 
 
+@given(problems, blocks, blocks)
+def test_no_tile_meets_more_than_the_most(problem, m, n):
+    walked = [visited for _, visited in walk(problem, m, n)]
+    meetings = [sum(j in visited for visited in walked) for j in range(-(-problem.seq_kv // n))]
+    seen = visits(problem, np.array([m]), np.array([n]))
+    assert max(map(len, walked), default=0) <= seen.longest[0]
+    assert max(meetings, default=0) <= seen.widest[0]
+
+
 @given(problems, blocks, blocks, st.booleans())
 def test_backward_options_read_what_their_loops_name(problem, m, n, varlen):
     """A dense bias where tiles meet; a slope in every thread, for each tile of queries; the ends of
