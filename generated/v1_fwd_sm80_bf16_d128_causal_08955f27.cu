@@ -39,7 +39,7 @@
 //   88db4618  device/merge.cuh
 //   051bb746  device/rows.cuh
 //   0959a0c4  device/softmax.cuh
-//   727eb359  device/store.cuh
+//   81e4092f  device/store.cuh
 //   b0983d9f  device/tile.cuh
 //   c2706fe3  device/types.cuh
 //   b80c26d4  device/words.cuh
@@ -66,7 +66,7 @@
 // "head_dim_v": 128, "heads": 32, "incoherent": false, "kv_heads": 8, "out_dtype": "bf16", "pass":
 // "fwd", "scale": 0.08838834764831843, "scales": "tensor", "seq": 8192, "seq_kv": 8192, "softcap":
 // 0.0, "varlen": false, "window": [-1, -1]}, "schema": "fasim.plan/1", "smem_bytes": 163840}
-// ---- the rest of the file has sha256 177ca9da3bbf646f77cf06dcfd1e27a97c7e268a14bfd7f646b546edd0ad6372
+// ---- the rest of the file has sha256 06fb9110620876acfb73f43ad716c69a5f10801d53134ed905ad6c61b9722ba9
 // FlashAttention, forward, in the paper's order (Dao et al. 2022, algorithm 1).
 //
 // One thread block per head. The outer loop holds a tile of keys and values in shared memory; the
@@ -593,6 +593,7 @@ __device__ __forceinline__ void store_lse(const RowState& row, float* lse, float
 __device__ __forceinline__ void store_pair(u16* to, float x, float y) {
   *reinterpret_cast<u32*>(to) = ptx::cvt_bf16x2(x, y);
 }
+
 // The warp lays its rows of O out in shared memory, then writes them in the widest words their
 // alignment allows. Each warp reads back only what it wrote itself.
 __device__ __forceinline__ void store_output(Output* tile, const Accumulator& o, Output* global,

@@ -39,7 +39,7 @@
 //   88db4618  device/merge.cuh
 //   051bb746  device/rows.cuh
 //   0959a0c4  device/softmax.cuh
-//   727eb359  device/store.cuh
+//   81e4092f  device/store.cuh
 //   b0983d9f  device/tile.cuh
 //   c2706fe3  device/types.cuh
 //   b80c26d4  device/words.cuh
@@ -66,7 +66,7 @@
 // "head_dim_v": 64, "heads": 16, "incoherent": false, "kv_heads": 16, "out_dtype": "fp16", "pass":
 // "fwd", "scale": 0.125, "scales": "tensor", "seq": 1024, "seq_kv": 1024, "softcap": 0.0, "varlen":
 // false, "window": [-1, -1]}, "schema": "fasim.plan/1", "smem_bytes": 163840}
-// ---- the rest of the file has sha256 1549139bf453aaca6ef91b6ffb8f07a5ef3375466476b6167464a14dcf39a798
+// ---- the rest of the file has sha256 3cc0e245d6965d9baf3cc47d392cc9c18d990f978ef72a78a4402f82ebf5b03e
 // FlashAttention, forward, in the paper's order (Dao et al. 2022, algorithm 1).
 //
 // One thread block per head. The outer loop holds a tile of keys and values in shared memory; the
@@ -592,6 +592,7 @@ __device__ __forceinline__ void store_lse(const RowState& row, float* lse, float
 __device__ __forceinline__ void store_pair(u16* to, float x, float y) {
   *reinterpret_cast<u32*>(to) = ptx::cvt_f16x2(x, y);
 }
+
 // The warp lays its rows of O out in shared memory, then writes them in the widest words their
 // alignment allows. Each warp reads back only what it wrote itself.
 __device__ __forceinline__ void store_output(Output* tile, const Accumulator& o, Output* global,

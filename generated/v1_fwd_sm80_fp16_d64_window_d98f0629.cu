@@ -41,7 +41,7 @@
 //   88db4618  device/merge.cuh
 //   051bb746  device/rows.cuh
 //   0959a0c4  device/softmax.cuh
-//   727eb359  device/store.cuh
+//   81e4092f  device/store.cuh
 //   b0983d9f  device/tile.cuh
 //   c2706fe3  device/types.cuh
 //   b80c26d4  device/words.cuh
@@ -68,7 +68,7 @@
 // "head_dim_v": 64, "heads": 16, "incoherent": false, "kv_heads": 16, "out_dtype": "fp16", "pass":
 // "fwd", "scale": 0.125, "scales": "tensor", "seq": 4096, "seq_kv": 4096, "softcap": 0.0, "varlen":
 // false, "window": [255, 255]}, "schema": "fasim.plan/1", "smem_bytes": 98304}
-// ---- the rest of the file has sha256 cc4e86e5febd28c580e81f6957e47a0b31973205daaa3603fa6da07f1c96aabe
+// ---- the rest of the file has sha256 011adf069031c6a34eec5a245b778d47e839df0e5d9df3edc8bc9b47920a72d5
 // FlashAttention, forward, in the paper's order (Dao et al. 2022, algorithm 1).
 //
 // One thread block per head. The outer loop holds a tile of keys and values in shared memory; the
@@ -612,6 +612,7 @@ __device__ __forceinline__ void store_lse(const RowState& row, float* lse, float
 __device__ __forceinline__ void store_pair(u16* to, float x, float y) {
   *reinterpret_cast<u32*>(to) = ptx::cvt_f16x2(x, y);
 }
+
 // The warp lays its rows of O out in shared memory, then writes them in the widest words their
 // alignment allows. Each warp reads back only what it wrote itself.
 __device__ __forceinline__ void store_output(Output* tile, const Accumulator& o, Output* global,

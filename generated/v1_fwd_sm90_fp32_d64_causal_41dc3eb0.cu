@@ -40,7 +40,7 @@
 //   88db4618  device/merge.cuh
 //   051bb746  device/rows.cuh
 //   0959a0c4  device/softmax.cuh
-//   727eb359  device/store.cuh
+//   81e4092f  device/store.cuh
 //   b0983d9f  device/tile.cuh
 //   c2706fe3  device/types.cuh
 //   b80c26d4  device/words.cuh
@@ -63,7 +63,7 @@
 // "head_dim_v": 64, "heads": 16, "incoherent": false, "kv_heads": 16, "out_dtype": "fp32", "pass":
 // "fwd", "scale": 0.125, "scales": "tensor", "seq": 1024, "seq_kv": 1024, "softcap": 0.0, "varlen":
 // false, "window": [-1, -1]}, "schema": "fasim.plan/1", "smem_bytes": 98304}
-// ---- the rest of the file has sha256 3d6195979bcab4ea35c5055845fb59b1c4fb93bf19aa402e81d7ba634234fd25
+// ---- the rest of the file has sha256 5e384fde521c17d19d59a0c4506e483888bbdb383772f0de703dd934dcdcc452
 // FlashAttention, forward, in the paper's order (Dao et al. 2022, algorithm 1).
 //
 // One thread block per head. The outer loop holds a tile of keys and values in shared memory; the
@@ -545,6 +545,7 @@ __device__ __forceinline__ void store_lse(const RowState& row, float* lse, float
 __device__ __forceinline__ void store_pair(float* to, float x, float y) {
   *reinterpret_cast<float2*>(to) = make_float2(x, y);
 }
+
 // The warp lays its rows of O out in shared memory, then writes them in the widest words their
 // alignment allows. Each warp reads back only what it wrote itself.
 __device__ __forceinline__ void store_output(Output* tile, const Accumulator& o, Output* global,

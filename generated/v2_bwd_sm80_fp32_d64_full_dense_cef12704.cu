@@ -56,18 +56,18 @@
 //   ab3ac69d  device/dots.cuh
 //   76c2f1b5  device/integers.cuh
 //   814facd2  device/matmul_bwd_fma.cuh
-//   5df79e94  device/query_gradient.cuh
+//   1f797812  device/query_gradient.cuh
 //   b3497e68  device/query_gradient_fma.cuh
-//   9c370c21  device/row_products.cuh
-//   68d17f26  device/score.cuh
-//   37c45a04  device/score_columns.cuh
-//   5e3a506c  device/score_gradient.cuh
-//   1fd15663  device/store_rows.cuh
+//   cb1e2090  device/row_products.cuh
+//   23af4307  device/score.cuh
+//   af9d4e82  device/score_columns.cuh
+//   577ba899  device/score_gradient.cuh
+//   091cdbcc  device/store_rows.cuh
 //   b0983d9f  device/tile.cuh
 //   c2706fe3  device/types.cuh
 //   b80c26d4  device/words.cuh
 //   adc0a682  kernels/v2_bwd.cu
-//   1ea14b5a  parts/constants_bwd.cuh
+//   8644c7ee  parts/constants_bwd.cuh
 //   3b57e6e1  parts/main_arrays.cuh
 //   1f5f6d98  parts/main_bwd.cu
 //   925f66ef  parts/main_options.cuh
@@ -87,7 +87,7 @@
 // "head_dim_v": 64, "heads": 16, "incoherent": false, "kv_heads": 16, "out_dtype": "fp32", "pass":
 // "bwd", "scale": 0.125, "scales": "tensor", "seq": 2048, "seq_kv": 2048, "softcap": 0.0, "varlen":
 // false, "window": [-1, -1]}, "schema": "fasim.plan/1", "smem_bytes": 115456}
-// ---- the rest of the file has sha256 24b9d51334ed17ef280a35a29a3bebb37444ee3c431d4ba0fbd9cdfeb6fc0a47
+// ---- the rest of the file has sha256 abdc9c9cc58db5a365329121eba1e18a7c5b7e0c1b88a6e8f3ae335269dff65b
 // FlashAttention-2, backward (Dao 2023, algorithm 2).
 //
 // Three kernels, launched one after the other with the same arguments:
@@ -141,8 +141,9 @@ constexpr int kRegisters = 255;  // of a thread: so many that as many blocks fit
 constexpr int kSmemBytes = 115456;
 constexpr bool kCausal = false;
 constexpr int kChunkElements = 16 / int(sizeof(Element));  // of the 16-byte unit of copies
-constexpr float kLog2e = 1.442695041f;
 constexpr float kInfinity = __builtin_huge_valf();
+constexpr float kLog2e = 1.442695041f;
+
 static_assert(kRowTiles * 16 * kWarps == kBlockKV * kSplit, "every warp has whole 16-key tiles");
 static_assert(kBlockQ % (kStepQ * kSplit) == 0, "whole steps of queries for every warp");
 
@@ -496,6 +497,7 @@ __device__ __forceinline__ bool hidden(float p) { return __float_as_uint(p) == 1
 __device__ __forceinline__ float exponential(float score, float factor, float shift) {
   return score == -kInfinity ? -0.f : ptx::ex2(fmaf(score, factor, shift));
 }
+
 __device__ __forceinline__ void weights(Scores<kStepQ>& s, const float* lse, float factor) {
 #pragma unroll
   for (int n = 0; n < kStepQ / 8; ++n) {
@@ -537,6 +539,7 @@ __device__ __forceinline__ int first_query_of(int key, const Span& span) {
 
 // The one after the last that does.
 __device__ __forceinline__ int end_query_of(int key, const Span& span) { return span.seq_q; }
+
 // Whether the mask hides any of the warp's keys from `key` on from a query of the tile at `query`.
 __device__ __forceinline__ bool crosses_mask(int key, int query, const Span& span) {
   const int last = key + kWarpKeys - 1;
@@ -578,6 +581,7 @@ __device__ __forceinline__ float scaled(float score, const ScoreTerms& terms) {
 }
 
 __device__ __forceinline__ float bias_value(float x) { return x; }
+
 // A bias of -inf hides its key, whatever the score is.
 __device__ __forceinline__ void add_bias(float& score, Bias bias, const ScoreTerms& terms) {
   const float b = bias_value(bias);
@@ -652,6 +656,7 @@ __device__ __forceinline__ void add_fragment(float* unit, int i, const float (&x
 #pragma unroll
   for (int r = 0; r < 4; ++r) ptx::red_add_f32(unit + unit_place(i, r), x[r]);
 }
+
 // The warps' share of dQ += dS K for one tile of queries.
 __device__ __forceinline__ void add_query_gradient(float* dq_tile, const Element* ds_tile,
                                                    const Element* k_tile) {
@@ -672,6 +677,7 @@ __device__ __forceinline__ void add_query_gradient(float* dq_tile, const Element
 __device__ __forceinline__ void store_pair(Element* to, float x, float y) {
   *reinterpret_cast<float2*>(to) = make_float2(x, y);
 }
+
 // The warps lay dK or dV out in shared memory, then write their rows in the widest words that the
 // alignment allows. A warp reads back what it wrote itself, or those with which it shares its keys.
 template <int kCols, int kValidCols>
@@ -710,6 +716,7 @@ __device__ __forceinline__ void store_rows(Element* tile, const Accumulator<kCol
 
 // ---- Before and after ---------------------------------------------------------------------------
 __device__ __forceinline__ float to_float(Element x) { return x; }
+
 // kRowThreads lanes share a row, kRowElements each at a time.
 constexpr int kRowElements = copy_bytes(kHeadDimV) / int(sizeof(Element));
 constexpr int kRowThreads = min_power_of_two(kHeadDimV / kRowElements, 32);

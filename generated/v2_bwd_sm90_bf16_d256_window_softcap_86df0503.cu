@@ -55,19 +55,19 @@
 //   9ab2698b  device/copy.cuh
 //   0854f155  device/copy_async.cuh
 //   76c2f1b5  device/integers.cuh
-//   0ac751a3  device/matmul_bwd.cuh
-//   5df79e94  device/query_gradient.cuh
+//   354a138d  device/matmul_bwd.cuh
+//   1f797812  device/query_gradient.cuh
 //   d68be398  device/query_gradient_mma.cuh
-//   9c370c21  device/row_products.cuh
-//   68d17f26  device/score.cuh
-//   37c45a04  device/score_columns.cuh
-//   5e3a506c  device/score_gradient.cuh
-//   1fd15663  device/store_rows.cuh
+//   cb1e2090  device/row_products.cuh
+//   23af4307  device/score.cuh
+//   af9d4e82  device/score_columns.cuh
+//   577ba899  device/score_gradient.cuh
+//   091cdbcc  device/store_rows.cuh
 //   b0983d9f  device/tile.cuh
 //   c2706fe3  device/types.cuh
 //   b80c26d4  device/words.cuh
 //   adc0a682  kernels/v2_bwd.cu
-//   1ea14b5a  parts/constants_bwd.cuh
+//   8644c7ee  parts/constants_bwd.cuh
 //   3b57e6e1  parts/main_arrays.cuh
 //   1f5f6d98  parts/main_bwd.cu
 //   925f66ef  parts/main_options.cuh
@@ -91,7 +91,7 @@
 // "head_dim_v": 256, "heads": 16, "incoherent": false, "kv_heads": 8, "out_dtype": "bf16", "pass":
 // "bwd", "scale": 0.0625, "scales": "tensor", "seq": 8192, "seq_kv": 8192, "softcap": 50.0,
 // "varlen": false, "window": [4095, 0]}, "schema": "fasim.plan/1", "smem_bytes": 180992}
-// ---- the rest of the file has sha256 0ef9fc130f0ace3e16c5ad688d461eb6453a445416d1af9536df2417d8025d26
+// ---- the rest of the file has sha256 a22c7d1293b924b4364d4908af2dcdb2d916ab340a75ac9983bfcd1e46ed2e69
 // FlashAttention-2, backward (Dao 2023, algorithm 2).
 //
 // Three kernels, launched one after the other with the same arguments:
@@ -144,6 +144,7 @@ constexpr int kRegisters = 255;  // of a thread: so many that as many blocks fit
 constexpr int kSmemBytes = 180992;
 constexpr int kChunkElements = 16 / int(sizeof(Element));  // of the 16-byte unit of copies
 constexpr float kLog2e = 1.442695041f;
+
 static_assert(kRowTiles * 16 * kWarps == kBlockKV * kSplit, "every warp has whole 16-key tiles");
 static_assert(kBlockQ % (kStepQ * kSplit) == 0, "whole steps of queries for every warp");
 
@@ -533,6 +534,7 @@ __device__ __forceinline__ void accumulate_tile(Accumulator<kCols>& sum, const E
     accumulate<kCols>(sum, p, rows + query * kCols * int(sizeof(Element)));
   }
 }
+
 // Weights for the other warps: rows are keys, columns the queries of a tile, from `query` on these.
 __device__ __forceinline__ void share_weights(Element* tile, const Weights& weights, int query) {
   const int lane = threadIdx.x % 32;
@@ -552,6 +554,7 @@ __device__ __forceinline__ void share_weights(Element* tile, const Weights& weig
 __device__ __forceinline__ float exponential(float score, float factor, float shift) {
   return ptx::ex2(fmaf(score, factor, shift));
 }
+
 __device__ __forceinline__ void weights(Scores<kStepQ>& s, const float* lse, float factor) {
 #pragma unroll
   for (int n = 0; n < kStepQ / 8; ++n) {
@@ -596,6 +599,7 @@ __device__ __forceinline__ int first_query_of(int key, const Span& span) {
 __device__ __forceinline__ int end_query_of(int key, const Span& span) {
   return min(span.seq_q, key + span.seq_q - span.seq_kv + span.window_left + 1);
 }
+
 // Whether the mask hides any of the warp's keys from `key` on from a query of the tile at `query`.
 __device__ __forceinline__ bool crosses_mask(int key, int query, const Span& span) {
   const int last = key + kWarpKeys - 1;
@@ -647,6 +651,7 @@ __device__ __forceinline__ float soft_sign(float x) {
   const float away = copysignf(1.f - 2.f * soft_tail(x), x);
   return fabsf(x) < 0.5f ? fmaf(p * square, x, x) : away;
 }
+
 __device__ __forceinline__ float scaled(float score, const ScoreTerms& terms) {
   return terms.cap_log2 * soft_sign(score * terms.scale_by_cap);
 }
@@ -672,6 +677,7 @@ __device__ __forceinline__ void finish_scores(Scores<kStepQ>& s, Scores<kStepQ>&
     }
   }
 }
+
 // What a derivative leaves of dS, in P's place.
 __device__ __forceinline__ void damp(Scores<kStepQ>& p, const Scores<kStepQ>& derivative) {
 #pragma unroll
@@ -735,6 +741,7 @@ __device__ __forceinline__ int unit_place(int i, int r) {
 __device__ __forceinline__ void add_fragment(float* unit, int i, const float (&x)[4]) {
   ptx::red_add_f32x4(unit + unit_place(i, 0), x);
 }
+
 // The warps' share of dQ += dS K for one tile of queries.
 __device__ __forceinline__ void add_query_gradient(float* dq_tile, const Element* ds_tile,
                                                    const Element* k_tile) {
@@ -755,6 +762,7 @@ __device__ __forceinline__ void add_query_gradient(float* dq_tile, const Element
 __device__ __forceinline__ void store_pair(Element* to, float x, float y) {
   *reinterpret_cast<u32*>(to) = ptx::cvt_bf16x2(x, y);
 }
+
 // The warps lay dK or dV out in shared memory, then write their rows in the widest words that the
 // alignment allows. A warp reads back what it wrote itself, or those with which it shares its keys.
 template <int kCols, int kValidCols>
@@ -793,6 +801,7 @@ __device__ __forceinline__ void store_rows(Element* tile, const Accumulator<kCol
 
 // ---- Before and after ---------------------------------------------------------------------------
 __device__ __forceinline__ float to_float(Element x) { return __uint_as_float(u32(x) << 16); }
+
 // kRowThreads lanes share a row, kRowElements each at a time.
 constexpr int kRowElements = copy_bytes(kHeadDimV) / int(sizeof(Element));
 constexpr int kRowThreads = min_power_of_two(kHeadDimV / kRowElements, 32);

@@ -47,17 +47,17 @@
 //   9ab2698b  device/copy.cuh
 //   0854f155  device/copy_async.cuh
 //   76c2f1b5  device/integers.cuh
-//   0ac751a3  device/matmul_bwd.cuh
-//   5df79e94  device/query_gradient.cuh
+//   354a138d  device/matmul_bwd.cuh
+//   1f797812  device/query_gradient.cuh
 //   d68be398  device/query_gradient_mma.cuh
-//   9c370c21  device/row_products.cuh
-//   5e3a506c  device/score_gradient.cuh
-//   1fd15663  device/store_rows.cuh
+//   cb1e2090  device/row_products.cuh
+//   577ba899  device/score_gradient.cuh
+//   091cdbcc  device/store_rows.cuh
 //   b0983d9f  device/tile.cuh
 //   c2706fe3  device/types.cuh
 //   b80c26d4  device/words.cuh
 //   adc0a682  kernels/v2_bwd.cu
-//   1ea14b5a  parts/constants_bwd.cuh
+//   8644c7ee  parts/constants_bwd.cuh
 //   3b57e6e1  parts/main_arrays.cuh
 //   1f5f6d98  parts/main_bwd.cu
 //   925f66ef  parts/main_options.cuh
@@ -81,7 +81,7 @@
 // "head_dim_v": 48, "heads": 16, "incoherent": false, "kv_heads": 16, "out_dtype": "fp16", "pass":
 // "bwd", "scale": 0.17407765595569785, "scales": "tensor", "seq": 1000, "seq_kv": 1000, "softcap":
 // 0.0, "varlen": false, "window": [-1, -1]}, "schema": "fasim.plan/1", "smem_bytes": 96256}
-// ---- the rest of the file has sha256 768bca9ede6a5c6845d69cab8e0a31f34b31233c22deee7e6f14ce5162c95b73
+// ---- the rest of the file has sha256 68dd1f62c912db43193bbe5700499a7c320de56b00fd7a82fc592546830138c3
 // FlashAttention-2, backward (Dao 2023, algorithm 2).
 //
 // Three kernels, launched one after the other with the same arguments:
@@ -135,6 +135,7 @@ constexpr int kSmemBytes = 96256;
 constexpr bool kCausal = true;
 constexpr int kChunkElements = 16 / int(sizeof(Element));  // of the 16-byte unit of copies
 constexpr float kLog2e = 1.442695041f;
+
 static_assert(kRowTiles * 16 * kWarps == kBlockKV * kSplit, "every warp has whole 16-key tiles");
 static_assert(kBlockQ % (kStepQ * kSplit) == 0, "whole steps of queries for every warp");
 
@@ -514,6 +515,7 @@ __device__ __forceinline__ void accumulate_step(Accumulator<kCols>& sum, const W
     accumulate<kCols>(sum, p[i], rows + 16 * i * kCols * int(sizeof(Element)));
   }
 }
+
 // Weights for the other warps: rows are keys, columns the queries of a tile, from `query` on these.
 __device__ __forceinline__ void share_weights(Element* tile, const Weights& weights, int query) {
   const int lane = threadIdx.x % 32;
@@ -533,6 +535,7 @@ __device__ __forceinline__ void share_weights(Element* tile, const Weights& weig
 __device__ __forceinline__ float exponential(float score, float factor, float shift) {
   return ptx::ex2(fmaf(score, factor, shift));
 }
+
 __device__ __forceinline__ void weights(Scores<kStepQ>& s, const float* lse, float factor) {
 #pragma unroll
   for (int n = 0; n < kStepQ / 8; ++n) {
@@ -574,6 +577,7 @@ __device__ __forceinline__ int first_query_of(int key, const Span& span) {
 
 // The one after the last that does.
 __device__ __forceinline__ int end_query_of(int key, const Span& span) { return span.seq_q; }
+
 // Whether the mask hides any of the warp's keys from `key` on from a query of the tile at `query`.
 __device__ __forceinline__ bool crosses_mask(int key, int query, const Span& span) {
   const int last = key + kWarpKeys - 1;
@@ -654,6 +658,7 @@ __device__ __forceinline__ int unit_place(int i, int r) {
 __device__ __forceinline__ void add_fragment(float* unit, int i, const float (&x)[4]) {
   ptx::red_add_f32x4(unit + unit_place(i, 0), x);
 }
+
 // The warps' share of dQ += dS K for one tile of queries.
 __device__ __forceinline__ void add_query_gradient(float* dq_tile, const Element* ds_tile,
                                                    const Element* k_tile) {
@@ -674,6 +679,7 @@ __device__ __forceinline__ void add_query_gradient(float* dq_tile, const Element
 __device__ __forceinline__ void store_pair(Element* to, float x, float y) {
   *reinterpret_cast<u32*>(to) = ptx::cvt_f16x2(x, y);
 }
+
 // The warps lay dK or dV out in shared memory, then write their rows in the widest words that the
 // alignment allows. A warp reads back what it wrote itself, or those with which it shares its keys.
 template <int kCols, int kValidCols>

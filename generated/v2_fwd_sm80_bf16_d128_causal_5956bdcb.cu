@@ -36,7 +36,7 @@
 //   335dc4e2  device/matmul_mma.cuh
 //   051bb746  device/rows.cuh
 //   e58e9ed8  device/softmax_lazy.cuh
-//   727eb359  device/store.cuh
+//   81e4092f  device/store.cuh
 //   b0983d9f  device/tile.cuh
 //   c2706fe3  device/types.cuh
 //   b80c26d4  device/words.cuh
@@ -64,7 +64,7 @@
 // "head_dim_v": 128, "heads": 32, "incoherent": false, "kv_heads": 8, "out_dtype": "bf16", "pass":
 // "fwd", "scale": 0.08838834764831843, "scales": "tensor", "seq": 8192, "seq_kv": 8192, "softcap":
 // 0.0, "varlen": false, "window": [-1, -1]}, "schema": "fasim.plan/1", "smem_bytes": 65536}
-// ---- the rest of the file has sha256 4eb8a27ab3017152781aefc60f65a6b42cc7cae26985e7c9170ff23a5ae5693a
+// ---- the rest of the file has sha256 a5ef43a1e8777b195f0e049523220962ed6b3dbad361201b8169f4d66fc9fc1e
 // FlashAttention-2, forward (Dao 2023, algorithm 1).
 //
 // One thread block per block of queries. It walks the keys and values once, from the last tile to
@@ -608,6 +608,7 @@ __device__ __forceinline__ void finish(Accumulator& o, const RowState& row, floa
 __device__ __forceinline__ void store_pair(u16* to, float x, float y) {
   *reinterpret_cast<u32*>(to) = ptx::cvt_bf16x2(x, y);
 }
+
 // The warp lays its rows of O out in shared memory, then writes them in the widest words their
 // alignment allows. Each warp reads back only what it wrote itself.
 __device__ __forceinline__ void store_output(Output* tile, const Accumulator& o, Output* global,

@@ -36,10 +36,10 @@
 //   4210b751  device/mask.cuh
 //   335dc4e2  device/matmul_mma.cuh
 //   051bb746  device/rows.cuh
-//   68d17f26  device/score.cuh
+//   23af4307  device/score.cuh
 //   ac33362a  device/score_rows.cuh
 //   e58e9ed8  device/softmax_lazy.cuh
-//   727eb359  device/store.cuh
+//   81e4092f  device/store.cuh
 //   b0983d9f  device/tile.cuh
 //   c2706fe3  device/types.cuh
 //   b80c26d4  device/words.cuh
@@ -67,7 +67,7 @@
 // "head_dim_v": 64, "heads": 16, "incoherent": false, "kv_heads": 16, "out_dtype": "fp16", "pass":
 // "fwd", "scale": 0.125, "scales": "tensor", "seq": 4096, "seq_kv": 4096, "softcap": 0.0, "varlen":
 // false, "window": [-1, -1]}, "schema": "fasim.plan/1", "smem_bytes": 45056}
-// ---- the rest of the file has sha256 0e2abcf1c0bbec3600a39b0d6d2207727b0fce6d2b1849f4d7ae29b5ff122421
+// ---- the rest of the file has sha256 e051d293069f539ba7064c7c5f0dd2eff4c057b0f36455fc28df48369f6155ef
 // FlashAttention-2, forward (Dao 2023, algorithm 1).
 //
 // One thread block per block of queries. It walks the keys and values once, from the last tile to
@@ -642,6 +642,7 @@ __device__ __forceinline__ void finish(Accumulator& o, const RowState& row, floa
 __device__ __forceinline__ void store_pair(u16* to, float x, float y) {
   *reinterpret_cast<u32*>(to) = ptx::cvt_f16x2(x, y);
 }
+
 // The warp lays its rows of O out in shared memory, then writes them in the widest words their
 // alignment allows. Each warp reads back only what it wrote itself.
 __device__ __forceinline__ void store_output(Output* tile, const Accumulator& o, Output* global,

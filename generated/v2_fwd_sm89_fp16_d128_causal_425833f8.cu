@@ -38,7 +38,7 @@
 //   335dc4e2  device/matmul_mma.cuh
 //   051bb746  device/rows.cuh
 //   e58e9ed8  device/softmax_lazy.cuh
-//   727eb359  device/store.cuh
+//   81e4092f  device/store.cuh
 //   b0983d9f  device/tile.cuh
 //   c2706fe3  device/types.cuh
 //   b80c26d4  device/words.cuh
@@ -66,7 +66,7 @@
 // 128, "heads": 32, "incoherent": false, "kv_heads": 32, "out_dtype": "fp16", "pass": "fwd",
 // "scale": 0.08838834764831843, "scales": "tensor", "seq": 4096, "seq_kv": 4096, "softcap": 0.0,
 // "varlen": false, "window": [-1, -1]}, "schema": "fasim.plan/1", "smem_bytes": 49152}
-// ---- the rest of the file has sha256 f8ca75c7d2bcad3994034f70d4b068e889b7003cc5ed7554ff072e747d64f02f
+// ---- the rest of the file has sha256 fe83405288e58cb1e49215625f490a565123afe21516dba6aacdcf9b4b96941a
 // FlashAttention-2, forward (Dao 2023, algorithm 1).
 //
 // One thread block per block of queries. It walks the keys and values once, from the last tile to
@@ -609,6 +609,7 @@ __device__ __forceinline__ void finish(Accumulator& o, const RowState& row, floa
 __device__ __forceinline__ void store_pair(u16* to, float x, float y) {
   *reinterpret_cast<u32*>(to) = ptx::cvt_f16x2(x, y);
 }
+
 // The warp lays its rows of O out in shared memory, then writes them in the widest words their
 // alignment allows. Each warp reads back only what it wrote itself.
 __device__ __forceinline__ void store_output(Output* tile, const Accumulator& o, Output* global,

@@ -40,7 +40,7 @@
 //   335dc4e2  device/matmul_mma.cuh
 //   051bb746  device/rows.cuh
 //   e58e9ed8  device/softmax_lazy.cuh
-//   727eb359  device/store.cuh
+//   81e4092f  device/store.cuh
 //   b0983d9f  device/tile.cuh
 //   c2706fe3  device/types.cuh
 //   22b08741  device/varlen.cuh
@@ -69,7 +69,7 @@
 // "head_dim_v": 128, "heads": 32, "incoherent": false, "kv_heads": 8, "out_dtype": "bf16", "pass":
 // "fwd", "scale": 0.08838834764831843, "scales": "tensor", "seq": 4096, "seq_kv": 4096, "softcap":
 // 0.0, "varlen": true, "window": [-1, -1]}, "schema": "fasim.plan/1", "smem_bytes": 81920}
-// ---- the rest of the file has sha256 e94364a0e78984e03597c4afc7a7db367a2a1297a264ac10a1c237c6ddba2dc4
+// ---- the rest of the file has sha256 e41e15e38515f8b2b7e84b71d0d22b9a9623b9f6a84d560bbd60811d59548d99
 // FlashAttention-2, forward (Dao 2023, algorithm 1).
 //
 // One thread block per block of queries. It walks the keys and values once, from the last tile to
@@ -626,6 +626,7 @@ __device__ __forceinline__ void finish(Accumulator& o, const RowState& row, floa
 __device__ __forceinline__ void store_pair(u16* to, float x, float y) {
   *reinterpret_cast<u32*>(to) = ptx::cvt_bf16x2(x, y);
 }
+
 // The warp lays its rows of O out in shared memory, then writes them in the widest words their
 // alignment allows. Each warp reads back only what it wrote itself.
 __device__ __forceinline__ void store_output(Output* tile, const Accumulator& o, Output* global,

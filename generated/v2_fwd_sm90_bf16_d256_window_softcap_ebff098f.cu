@@ -38,10 +38,10 @@
 //   4210b751  device/mask.cuh
 //   335dc4e2  device/matmul_mma.cuh
 //   051bb746  device/rows.cuh
-//   68d17f26  device/score.cuh
+//   23af4307  device/score.cuh
 //   ac33362a  device/score_rows.cuh
 //   e58e9ed8  device/softmax_lazy.cuh
-//   727eb359  device/store.cuh
+//   81e4092f  device/store.cuh
 //   b0983d9f  device/tile.cuh
 //   c2706fe3  device/types.cuh
 //   b80c26d4  device/words.cuh
@@ -70,7 +70,7 @@
 // "head_dim_v": 256, "heads": 16, "incoherent": false, "kv_heads": 8, "out_dtype": "bf16", "pass":
 // "fwd", "scale": 0.0625, "scales": "tensor", "seq": 8192, "seq_kv": 8192, "softcap": 50.0,
 // "varlen": false, "window": [4095, 0]}, "schema": "fasim.plan/1", "smem_bytes": 114688}
-// ---- the rest of the file has sha256 dcab227d76eb5f629a94774b2f27f8cf26f469f6e2cc8353af112ad82e169da4
+// ---- the rest of the file has sha256 25db9a9f922ceba2f32f7479e922934ecaee7bed42faa83e7f3203064526eacb
 // FlashAttention-2, forward (Dao 2023, algorithm 1).
 //
 // One thread block per block of queries. It walks the keys and values once, from the last tile to
@@ -483,6 +483,7 @@ __device__ __forceinline__ float soft_sign(float x) {
   const float away = copysignf(1.f - 2.f * soft_tail(x), x);
   return fabsf(x) < 0.5f ? fmaf(p * square, x, x) : away;
 }
+
 __device__ __forceinline__ float scaled(float score, const ScoreTerms& terms) {
   return terms.cap_log2 * soft_sign(score * terms.scale_by_cap);
 }
@@ -682,6 +683,7 @@ __device__ __forceinline__ void finish(Accumulator& o, const RowState& row, floa
 __device__ __forceinline__ void store_pair(u16* to, float x, float y) {
   *reinterpret_cast<u32*>(to) = ptx::cvt_bf16x2(x, y);
 }
+
 // The warp lays its rows of O out in shared memory, then writes them in the widest words their
 // alignment allows. Each warp reads back only what it wrote itself.
 __device__ __forceinline__ void store_output(Output* tile, const Accumulator& o, Output* global,

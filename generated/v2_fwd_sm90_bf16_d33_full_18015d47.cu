@@ -38,7 +38,7 @@
 //   335dc4e2  device/matmul_mma.cuh
 //   051bb746  device/rows.cuh
 //   e58e9ed8  device/softmax_lazy.cuh
-//   727eb359  device/store.cuh
+//   81e4092f  device/store.cuh
 //   b0983d9f  device/tile.cuh
 //   c2706fe3  device/types.cuh
 //   b80c26d4  device/words.cuh
@@ -66,7 +66,7 @@
 // "head_dim_v": 33, "heads": 16, "incoherent": false, "kv_heads": 16, "out_dtype": "bf16", "pass":
 // "fwd", "scale": 0.17407765595569785, "scales": "tensor", "seq": 1000, "seq_kv": 1000, "softcap":
 // 0.0, "varlen": false, "window": [-1, -1]}, "schema": "fasim.plan/1", "smem_bytes": 55296}
-// ---- the rest of the file has sha256 f75510bb857a42b883db5018acc313ef4a053f33b70a454ad01af205b54e7ab5
+// ---- the rest of the file has sha256 4c027051853468fc1cd1f463c5f68f7d2cf9812fc5044b417bb01592978941ef
 // FlashAttention-2, forward (Dao 2023, algorithm 1).
 //
 // One thread block per block of queries. It walks the keys and values once, from the last tile to
@@ -610,6 +610,7 @@ __device__ __forceinline__ void finish(Accumulator& o, const RowState& row, floa
 __device__ __forceinline__ void store_pair(u16* to, float x, float y) {
   *reinterpret_cast<u32*>(to) = ptx::cvt_bf16x2(x, y);
 }
+
 // The warp lays its rows of O out in shared memory, then writes them in the widest words their
 // alignment allows. Each warp reads back only what it wrote itself.
 __device__ __forceinline__ void store_output(Output* tile, const Accumulator& o, Output* global,

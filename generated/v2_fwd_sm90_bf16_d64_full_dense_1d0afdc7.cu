@@ -39,10 +39,10 @@
 //   4210b751  device/mask.cuh
 //   335dc4e2  device/matmul_mma.cuh
 //   051bb746  device/rows.cuh
-//   68d17f26  device/score.cuh
+//   23af4307  device/score.cuh
 //   ac33362a  device/score_rows.cuh
 //   e58e9ed8  device/softmax_lazy.cuh
-//   727eb359  device/store.cuh
+//   81e4092f  device/store.cuh
 //   b0983d9f  device/tile.cuh
 //   c2706fe3  device/types.cuh
 //   b80c26d4  device/words.cuh
@@ -70,7 +70,7 @@
 // "head_dim_v": 64, "heads": 16, "incoherent": false, "kv_heads": 16, "out_dtype": "bf16", "pass":
 // "fwd", "scale": 0.125, "scales": "tensor", "seq": 2048, "seq_kv": 2048, "softcap": 0.0, "varlen":
 // false, "window": [-1, -1]}, "schema": "fasim.plan/1", "smem_bytes": 65536}
-// ---- the rest of the file has sha256 b0745218921a921b26e2f71d4f460fb0b3156b2b525cbc14946039522cd7fbc8
+// ---- the rest of the file has sha256 d725072cae462fd7037a88900fcd7264ae3cccd957832df03a8d3ea933865799
 // FlashAttention-2, forward (Dao 2023, algorithm 1).
 //
 // One thread block per block of queries. It walks the keys and values once, from the last tile to
@@ -682,6 +682,7 @@ __device__ __forceinline__ void finish(Accumulator& o, const RowState& row, floa
 __device__ __forceinline__ void store_pair(u16* to, float x, float y) {
   *reinterpret_cast<u32*>(to) = ptx::cvt_bf16x2(x, y);
 }
+
 // The warp lays its rows of O out in shared memory, then writes them in the widest words their
 // alignment allows. Each warp reads back only what it wrote itself.
 __device__ __forceinline__ void store_output(Output* tile, const Accumulator& o, Output* global,

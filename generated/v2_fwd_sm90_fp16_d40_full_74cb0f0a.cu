@@ -38,7 +38,7 @@
 //   335dc4e2  device/matmul_mma.cuh
 //   051bb746  device/rows.cuh
 //   e58e9ed8  device/softmax_lazy.cuh
-//   727eb359  device/store.cuh
+//   81e4092f  device/store.cuh
 //   b0983d9f  device/tile.cuh
 //   c2706fe3  device/types.cuh
 //   b80c26d4  device/words.cuh
@@ -66,7 +66,7 @@
 // "head_dim_v": 40, "heads": 8, "incoherent": false, "kv_heads": 8, "out_dtype": "fp16", "pass":
 // "fwd", "scale": 0.15811388300841897, "scales": "tensor", "seq": 4096, "seq_kv": 4096, "softcap":
 // 0.0, "varlen": false, "window": [-1, -1]}, "schema": "fasim.plan/1", "smem_bytes": 55296}
-// ---- the rest of the file has sha256 64cb1c03937811c41a9694b1a36998dd9ced92aa70748ded6d06a287dd742a52
+// ---- the rest of the file has sha256 c131eb08caf54dca2cab59924bf79320289a228836377bb622456f4d853742bd
 // FlashAttention-2, forward (Dao 2023, algorithm 1).
 //
 // One thread block per block of queries. It walks the keys and values once, from the last tile to
@@ -609,6 +609,7 @@ __device__ __forceinline__ void finish(Accumulator& o, const RowState& row, floa
 __device__ __forceinline__ void store_pair(u16* to, float x, float y) {
   *reinterpret_cast<u32*>(to) = ptx::cvt_f16x2(x, y);
 }
+
 // The warp lays its rows of O out in shared memory, then writes them in the widest words their
 // alignment allows. Each warp reads back only what it wrote itself.
 __device__ __forceinline__ void store_output(Output* tile, const Accumulator& o, Output* global,

@@ -37,7 +37,7 @@
 //   4cfecc7b  device/matmul_fma.cuh
 //   051bb746  device/rows.cuh
 //   0959a0c4  device/softmax.cuh
-//   727eb359  device/store.cuh
+//   81e4092f  device/store.cuh
 //   b0983d9f  device/tile.cuh
 //   c2706fe3  device/types.cuh
 //   b80c26d4  device/words.cuh
@@ -62,7 +62,7 @@
 // "head_dim_v": 64, "heads": 16, "incoherent": false, "kv_heads": 16, "out_dtype": "fp32", "pass":
 // "fwd", "scale": 0.125, "scales": "tensor", "seq": 4096, "seq_kv": 4096, "softcap": 0.0, "varlen":
 // false, "window": [-1, -1]}, "schema": "fasim.plan/1", "smem_bytes": 65536}
-// ---- the rest of the file has sha256 db1840ce5bc8f9142b01b3b42908105246a06d065a42484747bb7da53a1b3f10
+// ---- the rest of the file has sha256 e2850c171e1c662556e2fa99961eac931f8aec861456752dfa71975271c4ccce
 // FlashAttention-2, forward (Dao 2023, algorithm 1).
 //
 // One thread block per block of queries. It walks the keys and values once, from the last tile to
@@ -523,6 +523,7 @@ __device__ __forceinline__ void finish(Accumulator& o, const RowState& row, floa
 __device__ __forceinline__ void store_pair(float* to, float x, float y) {
   *reinterpret_cast<float2*>(to) = make_float2(x, y);
 }
+
 // The warp lays its rows of O out in shared memory, then writes them in the widest words their
 // alignment allows. Each warp reads back only what it wrote itself.
 __device__ __forceinline__ void store_output(Output* tile, const Accumulator& o, Output* global,

@@ -102,6 +102,7 @@ __device__ __forceinline__ void accumulate_step(Accumulator<kCols>& sum, const W
     accumulate<kCols>(sum, p[i], rows + 16 * i * kCols * int(sizeof(Element)));
   }
 }
+
 //% else
 // sum += P^T dO, or dS^T Q, over a tile of queries: weights as all warps left them, keys by queries.
 template <int kCols>
@@ -122,8 +123,8 @@ __device__ __forceinline__ void accumulate_tile(Accumulator<kCols>& sum, const E
     accumulate<kCols>(sum, p, rows + query * kCols * int(sizeof(Element)));
   }
 }
-//% endif
 
+//% endif
 // Weights for the other warps: rows are keys, columns the queries of a tile, from `query` on these.
 __device__ __forceinline__ void share_weights(Element* tile, const Weights& weights, int query) {
   const int lane = threadIdx.x % 32;

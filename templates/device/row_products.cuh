@@ -1,12 +1,13 @@
 // ---- Before and after ---------------------------------------------------------------------------
 //% if kernel.dtype == "fp32"
 __device__ __forceinline__ float to_float(Element x) { return x; }
+
 //% elif kernel.dtype == "fp16"
 __device__ __forceinline__ float to_float(Element x) { return ptx::cvt_f32_f16(x); }
 //% else
 __device__ __forceinline__ float to_float(Element x) { return __uint_as_float(u32(x) << 16); }
-//% endif
 
+//% endif
 // kRowThreads lanes share a row, kRowElements each at a time.
 constexpr int kRowElements = copy_bytes(kHeadDimV) / int(sizeof(Element));
 constexpr int kRowThreads = min_power_of_two(kHeadDimV / kRowElements, 32);
@@ -36,6 +37,7 @@ __device__ __forceinline__ void store_two(Element* row, int column, float x, flo
   if (column < kHeadDim) row[column] = x;
   if (column + 1 < kHeadDim) row[column + 1] = y;
 }
+
 //% else
 __device__ __forceinline__ void store_two(Element* row, int column, float x, float y) {
   const u32 pair = ptx::cvt_$(ptx_type(kernel.dtype))x2(x, y);

@@ -32,8 +32,8 @@ __device__ __forceinline__ float soft_sign(float x) {
   const float away = copysignf(1.f - 2.f * soft_tail(x), x);
   return fabsf(x) < 0.5f ? fmaf(p * square, x, x) : away;
 }
-//% endif
 
+//% endif
 __device__ __forceinline__ float scaled(float score, const ScoreTerms& terms) {
 //% if kernel.softcap
   return terms.cap_log2 * soft_sign(score * terms.scale_by_cap);
@@ -44,12 +44,13 @@ __device__ __forceinline__ float scaled(float score, const ScoreTerms& terms) {
 
 //% if kernel.bias_dtype == "fp32"
 __device__ __forceinline__ float bias_value(float x) { return x; }
+
 //% elif kernel.bias_dtype == "bf16"
 __device__ __forceinline__ float bias_value(u16 x) { return __uint_as_float(u32(x) << 16); }
 //% elif kernel.bias_dtype == "fp16"
 __device__ __forceinline__ float bias_value(u16 x) { return ptx::cvt_f32_f16(x); }
-//% endif
 
+//% endif
 //% if kernel.bias_dtype
 // A bias of -inf hides its key, whatever the score is.
 __device__ __forceinline__ void add_bias(float& score, Bias bias, const ScoreTerms& terms) {

@@ -45,8 +45,8 @@ __device__ __forceinline__ void finish_scores(Scores<kStepQ>& s, const ScoreTerm
     }
   }
 }
-//% if kernel.softcap
 
+//% if kernel.softcap
 // What a derivative leaves of dS, in P's place.
 __device__ __forceinline__ void damp(Scores<kStepQ>& p, const Scores<kStepQ>& derivative) {
 #pragma unroll

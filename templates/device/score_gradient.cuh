@@ -8,12 +8,13 @@ __device__ __forceinline__ bool hidden(float p) { return __float_as_uint(p) == 1
 __device__ __forceinline__ float exponential(float score, float factor, float shift) {
   return score == -kInfinity ? -0.f : ptx::ex2(fmaf(score, factor, shift));
 }
+
 //% else
 __device__ __forceinline__ float exponential(float score, float factor, float shift) {
   return ptx::ex2(fmaf(score, factor, shift));
 }
-//% endif
 
+//% endif
 __device__ __forceinline__ void weights(Scores<kStepQ>& s, const float* lse, float factor) {
 #pragma unroll
   for (int n = 0; n < kStepQ / 8; ++n) {
@@ -65,10 +66,11 @@ __device__ __forceinline__ int first_query_of(int key, const Span& span) {
 __device__ __forceinline__ int end_query_of(int key, const Span& span) {
   return min(span.seq_q, key + span.seq_q - span.seq_kv + span.window_left + 1);
 }
+
 //% else
 __device__ __forceinline__ int end_query_of(int key, const Span& span) { return span.seq_q; }
-//% endif
 
+//% endif
 // Whether the mask hides any of the warp's keys from `key` on from a query of the tile at `query`.
 __device__ __forceinline__ bool crosses_mask(int key, int query, const Span& span) {
   const int last = key + kWarpKeys - 1;

@@ -3,12 +3,13 @@
 __device__ __forceinline__ void store_pair(Element* to, float x, float y) {
   *reinterpret_cast<float2*>(to) = make_float2(x, y);
 }
+
 //% else
 __device__ __forceinline__ void store_pair(Element* to, float x, float y) {
   *reinterpret_cast<u32*>(to) = ptx::cvt_$(ptx_type(kernel.dtype))x2(x, y);
 }
-//% endif
 
+//% endif
 // The warps lay dK or dV out in shared memory, then write their rows in the widest words that the
 // alignment allows. A warp reads back what it wrote itself, or those with which it shares its keys.
 template <int kCols, int kValidCols>

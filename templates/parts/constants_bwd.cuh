@@ -18,10 +18,10 @@ constexpr int kSmemBytes = $(plan.smem_bytes);
 constexpr bool kCausal = $("true" if kernel.mask == "causal" else "false");
 //% endif
 constexpr int kChunkElements = 16 / int(sizeof(Element));  // of the 16-byte unit of copies
-constexpr float kLog2e = 1.442695041f;
 //% if kernel.bias_dtype
 constexpr float kInfinity = __builtin_huge_valf();
 //% endif
+constexpr float kLog2e = 1.442695041f;
 
 static_assert(kRowTiles * 16 * kWarps == kBlockKV * kSplit, "every warp has whole 16-key tiles");
 static_assert(kBlockQ % (kStepQ * kSplit) == 0, "whole steps of queries for every warp");
