@@ -1,10 +1,12 @@
 """Time V2 beside FlashAttention-2 on the grid of its paper, forward and backward, and decoding.
 
-    python3 benchmarks/v2_grid.py --out results/ [fwd] [bwd] [decode]
+    python3 benchmarks/v2_grid.py --out results/ [fwd] [bwd] [decode] [odd] [options]
 
 16,384 tokens of hidden size 2048 in bf16: head_dim 64, 128 and 256, sequences of 512 to 16,384,
 causal or not, the planner's tile for each. Decoding: one query of 64 heads over 8 key heads against
-32,768 keys, beside a copy of as many bytes. All candidates of a row take turns in one run.
+32,768 keys, beside a copy of as many bytes. Odd: head dimensions and a length that fit no tile,
+beside their neighbours. Options: each option beside plain attention of the same shape. All
+candidates of a row take turns in one run.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import torch
 
-from fasim import bench, peers, planner
+from fasim import bench, peers, planner, properties
 from fasim.compile import compile_kernel
 from fasim.entry import Entry
 from fasim.errors import FasimError
@@ -156,16 +159,80 @@ SECTIONS: dict[str, tuple[Callable[[str], Iterator[Problem]], str, Any]] = {
 }
 
 
+# ---- V2 beside itself ---------------------------------------------------------------------------
+
+
+def odd_groups() -> Iterator[dict[str, Problem]]:
+    """Each odd shape with the neighbours that its throughput is interpolated between."""
+    for causal in (False, True):
+        for dims in ((64, 80, 96, 128), (128, 160, 256)):
+            yield {f"d{d}": sized(d, 4096, causal) for d in dims}
+        yield {f"seq {seq}": sized(128, seq, causal) for seq in (4096, 8191, 8192)}
+
+
+def option_groups() -> Iterator[dict[str, Problem]]:
+    for pass_ in ("fwd", "bwd"):
+        plain = replace(sized(64, 4096, False), pass_=pass_)
+        yield {
+            "plain": plain,
+            "window 1023,0": replace(plain, window=(1023, 0)),
+            "softcap": replace(plain, softcap=30.0),
+            "alibi": replace(plain, bias="alibi"),
+            "dense bias": replace(plain, bias="dense", batch=1, heads=8),
+            "varlen": replace(plain, varlen=True),
+        }
+
+
+def sized(d: int, seq: int, causal: bool) -> Problem:
+    """About 16,384 tokens of about 2,048 features."""
+    batch, heads = round(TOKENS / seq), HIDDEN // d
+    return Problem(batch=batch, heads=heads, seq=seq, head_dim=d, causal=causal, dtype="bf16")
+
+
+def beside(group: dict[str, Problem]) -> Any:
+    """One kernel for each problem of a group, in turns: useful TFLOP/s of each."""
+    found = {name: one for name, problem in group.items() if (one := planned(problem))}
+    timings = bench.interleave([alone(name, one) for name, one in found.items()])
+    rates = {t.name: useful_flops(group[t.name]) / t.seconds / 1e12 for t in timings}
+    print({name: f"{rate:.0f}" for name, rate in rates.items()}, flush=True)
+    return {
+        "problems": {name: problem.to_json() for name, problem in group.items()},
+        "kernels": {name: kernel.stem for name, (_, _, kernel) in found.items()},
+        "sources": bench.sources_sha(*(kernel for _, _, kernel in found.values())),
+        "tflops": rates,
+        "timings": [timing.to_json() for timing in timings],
+    }
+
+
+def alone(name: str, found: Planned) -> bench.Candidate:
+    problem, entry, kernel = found
+    launch = kernel.plan.launch_for(problem)
+    call = gpu.launch_on_device(kernel, bench.random_inputs(launch), launch)
+    return bench.Candidate(name, call, entry.time.seconds)
+
+
+def useful_flops(problem: Problem) -> float:
+    seen = float(properties.visible_keys(problem).sum()) * problem.batch * problem.heads
+    return MATMULS[problem.pass_] * seen * problem.head_dim
+
+
+GROUPS = {"odd": odd_groups, "options": option_groups}
+
+
 def geometric_mean(values: list[float]) -> float:
     return math.exp(sum(map(math.log, values)) / len(values)) if values else math.nan
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("sections", nargs="*", default=list(SECTIONS))
+    parser.add_argument("sections", nargs="*", default=[*SECTIONS, *GROUPS])
     parser.add_argument("--out", type=Path, default=Path("."))
     options = parser.parse_args()
     for name in options.sections:
+        if name in GROUPS:
+            result = {"device": bench.device(), "groups": [beside(g) for g in GROUPS[name]()]}
+            (options.out / f"h200-v2-{name}.json").write_text(json.dumps(result, indent=1) + "\n")
+            continue
         problems, pass_, make = SECTIONS[name]
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             found = [one for one in pool.map(planned, problems(pass_)) if one]

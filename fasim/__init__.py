@@ -56,8 +56,8 @@ def generate(planned: Entry | Plan) -> Kernel:
         raise NoPlanError(
             f"no {planned.algo} kernel can be generated for this problem on {planned.gpu}",
             why=planned.reason,
-            hint="fasim generates v1 and v2 forward and v2 backward in fp32, fp16 and bf16, for"
-            " compute capability 8.0 and up",
+            hint="fasim generates v1 and v2 forward and v2 backward in fp32, fp16 and bf16, v1"
+            " backward in fp16 and bf16, for compute capability 8.0 and up",
         )
     return render(planned.plan)
 

@@ -195,8 +195,10 @@ def predicted_s(kernel: Kernel, problem: Problem) -> float | None:
     from fasim.gpu import load
 
     spec = kernel.plan.kernel
+    form = spec.dq if spec.deterministic else ""
     with suppress(FasimError):
-        return float(planner.plan(problem, load("auto"), spec.algo, tile=spec.tile).time.seconds)
+        entry = planner.plan(problem, load("auto"), spec.algo, tile=spec.tile, form=form)
+        return float(entry.time.seconds)
     return None
 
 

@@ -101,8 +101,9 @@ def _v3_candidates(pass_: str, keys: tuple[int, ...]) -> Tiles:
 
 @functools.cache
 def _v1_bwd_candidates() -> Tiles:
-    shapes = itertools.product(BACKWARD_BLOCKS, BACKWARD_BLOCKS, (4, 8))
-    return Tiles.of([Tile(block_q=m, block_kv=n, warps=w) for m, n, w in shapes])
+    """A warp owns 16 or 32 keys, as in V2."""
+    shapes = itertools.product(BACKWARD_QUERIES, ROWS_PER_WARP, (2, 4, 8))
+    return Tiles.of([Tile(block_q=m, block_kv=n * w, warps=w) for m, n, w in shapes])
 
 
 def _wide(problem: Problem) -> bool:
@@ -176,12 +177,12 @@ def judged(tile: Tile | tuple[int, int], algo: str, pass_: str) -> Tiles:
         ]
         or [(1, 1, 0, "registers")],
         ("v3", "fwd"): itertools.product((4, 8, 12), (2, 3), (0,), ("registers", "shared")),
-        ("v1", "bwd"): itertools.product((4, 8), (1,), (0,), ("registers",)),
+        ("v1", "bwd"): itertools.product((2, 4, 8), (1,), (0,), ("registers",)),
         ("v2", "bwd"): itertools.product(
             (2, 4, 8), (BACKWARD_STAGES, BACKWARD_STAGES + 1), (0,), ("registers", "shared")
         ),
         ("v3", "bwd"): itertools.product((8, 12), (1, 2), (0,), ("registers",)),
-    }[algo, pass_]
+    }[algo if pass_ == "fwd" else algo.partition("_")[0], pass_]
     return Tiles.of(
         [
             Tile(block_q=block_q, block_kv=block_kv, warps=w, stages=s, step_kv=k, p_in=p)

@@ -19,6 +19,7 @@ _GEMMA = Problem(
     heads=16, kv_heads=8, seq=8192, head_dim=256, dtype="bf16", window=(4095, 0), softcap=50.0
 )
 _PACKED = Problem(batch=16, heads=32, kv_heads=8, causal=True, dtype="bf16", varlen=True)
+_REPEATED = Problem(seq=4096, dtype="bf16", causal=True, pass_="bwd", deterministic=True)
 _CHOSEN = (
     ("v1", "a100-80gb", Problem(batch=64, seq=1024, head_dim=64)),
     ("v1", "a100-80gb", Problem(heads=32, kv_heads=8, seq=8192, dtype="bf16", causal=True)),
@@ -37,6 +38,9 @@ _CHOSEN = (
     ("v2", "h200", _GEMMA.with_(pass_="bwd")),
     ("v2", "h200", _PACKED.with_(head_dim=64, pass_="bwd")),
     ("v2", "a100-80gb", Problem(seq=2048, head_dim=64, dtype="fp32", bias="dense", pass_="bwd")),
+    ("v2", "h200", _REPEATED.with_(batch=4, head_dim=64)),
+    ("v2", "a100-80gb", _REPEATED.with_(heads=2, kv_heads=1, head_dim=32)),
+    ("v1", "a100-80gb", Problem(batch=64, seq=1024, head_dim=64, pass_="bwd")),
     ("v2", "4090", Problem(heads=32, seq=4096, head_dim=128, causal=True)),
     ("v2", "5090", Problem(heads=32, seq=4096, head_dim=96, head_dim_v=64, dtype="bf16")),
     ("v1", "a100-80gb", Problem(seq=4096, head_dim=64, window=(255, 255))),

@@ -19,6 +19,7 @@ import fasim
 from fasim import show, units
 from fasim.errors import FasimError, MissingToolError, UsageError
 from fasim.options import PROBLEM_NAMES, SWEEP, TILE, Asked, ProblemOption, problem_options
+from fasim.plan import FORMS
 from fasim.screen import Screen, dumped
 
 if TYPE_CHECKING:
@@ -184,6 +185,11 @@ def cli(ctx: click.Context) -> None:
 @problem_options
 @click.option("--top", type=click.IntRange(1, 100), metavar="K", help="Show the K best tiles.")
 @click.option("--tile", type=TILE, help="Judge this tile (queries x keys) instead of choosing.")
+@click.option(
+    "--form",
+    type=click.Choice(FORMS),
+    help="With --deterministic --pass bwd: how dQ is summed, instead of choosing.",
+)
 @click.option("--ascii", "drawn", is_flag=True, help="Draw the tiles of the score matrix.")
 @_JSON
 @click.option("-o", "--out", metavar="FILE", help="Also write the plan as JSON to FILE.")
@@ -192,12 +198,13 @@ def plan(
     asked: Asked,
     top: int | None,
     tile: tuple[int, int] | None,
+    form: str | None,
     drawn: bool,
     as_json: bool,
     out: str | None,
 ) -> None:
     """Choose tiles; show limits, traffic and time."""
-    entry = asked.entry(tile=tile, top=top or TOP)
+    entry = asked.entry(tile=tile, top=top or TOP, form=form or "")
     if out:
         _write(Path(out), entry.to_json())
     if as_json:
@@ -317,7 +324,8 @@ def _planned(asked: Asked, plan: str | None) -> tuple[Entry, Gpu]:
     found = files.read_plan(plan)
     device = asked.gpu if asked.given else gpu.load(found.gpu)
     kernel = found.kernel
-    return planner.plan(found.problem, device, kernel.algo, tile=kernel.tile), device
+    form = kernel.dq if kernel.deterministic else ""
+    return planner.plan(found.problem, device, kernel.algo, tile=kernel.tile, form=form), device
 
 
 def _kernel(asked: Asked, plan: str | None) -> Kernel:

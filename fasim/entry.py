@@ -8,7 +8,7 @@ from typing import Any
 from fasim.model.footprint import HbmBytes
 from fasim.model.timeline import Times
 from fasim.model.traffic import Bytes
-from fasim.plan import SCHEMA, Plan, Tile
+from fasim.plan import SCHEMA, Plan, Tile, variant_of
 from fasim.problem import Problem
 
 
@@ -36,6 +36,7 @@ class Entry:
     tile: Tile | None = None
     plan: Plan | None = None
     splits: int = 0  # parts of the keys; 0 where the kernel does not split them
+    dq: str = "atomic"  # how a backward pass of V2 sums it
     grid: int = 0
     block: int = 0
     smem_bytes: int = 0
@@ -57,7 +58,7 @@ class Entry:
     @property
     def variant(self) -> str:
         """The algorithm under the name of its equations in the model."""
-        return f"{self.algo}_split" if self.splits else self.algo
+        return variant_of(self.algo, self.splits > 0, self.dq)
 
     def to_json(self) -> dict[str, Any]:
         """The entry as a ``fasim.plan/1`` document; ``Plan.from_json`` reads it when generable."""
@@ -93,6 +94,7 @@ class Entry:
             "block": self.block,
             "smem_bytes": self.smem_bytes,
             "splits": self.splits,
+            **({} if self.dq == "atomic" else {"dq": self.dq}),
             "arch": self.arch,
         }
 

@@ -195,9 +195,9 @@ def _v1_bwd_smem(case: _Case) -> Iterator[Part]:
     d, dv, e = case.dims
     tile = case.tile
     yield _product("K and V", tile.block_kv, d + dv, e)
-    yield _product("stages of Q", tile.stages, tile.block_q, d, e)
-    yield _product("dO", tile.block_q, dv, e)
-    yield _product("P and dS", 2, tile.block_q, tile.block_kv, e)
+    yield _product("Q and dO", tile.block_q, d + dv, e)
+    yield _product("dS", tile.block_q, tile.block_kv, e)
+    yield _product("their L and D", tile.block_q, 8)
 
 
 def _v2_bwd_smem(case: _Case) -> Iterator[Part]:
@@ -206,7 +206,8 @@ def _v2_bwd_smem(case: _Case) -> Iterator[Part]:
     yield _product("K and V", tile.block_kv, d + dv, e)
     yield _product("stages of Q and dO", tile.stages, tile.block_q, d + dv, e)
     weights = "two of dS" if tile.sharing == 1 else "two of dS, two of P"
-    yield _product(weights, 2 * tile.sharing, tile.block_q, tile.block_kv, e)
+    if tile.sharing > 1 or case.entry.dq != "second_pass":
+        yield _product(weights, 2 * tile.sharing, tile.block_q, tile.block_kv, e)
     yield _product("their L and D", tile.stages, tile.block_q, 8)
 
 
@@ -226,7 +227,7 @@ _SMEM: dict[tuple[str, str], Callable[[_Case], Iterator[Part]]] = {
     ("v2_split", "fwd"): _v2_smem,
     ("v3", "fwd"): _v3_smem,
     ("v1", "bwd"): _v1_bwd_smem,
-    ("v2", "bwd"): _v2_bwd_smem,
+    **{(name, "bwd"): _v2_bwd_smem for name in ("v2", "v2_ordered", "v2_second_pass")},
     ("v3", "bwd"): _v3_bwd_smem,
 }
 
@@ -332,12 +333,12 @@ def _registers(case: _Case) -> Term:
 def _grant(case: _Case, needed: int) -> Iterator[str]:
     """What the compiler may use: what the kernel wants, held to what the residency leaves."""
     entry, gpu = case.entry, case.gpu
-    if (entry.algo, entry.pass_) == ("v2", "bwd"):
+    if entry.pass_ == "bwd" and entry.algo != "v3":
         granted = entry.registers
         yield f"granted {granted}: all there is room for, as the kernel wants more than it needs"
         yield f"the compiler is held to it: __maxnreg__({granted})"
         return
-    if entry.algo == "v3" or entry.pass_ == "bwd":
+    if entry.algo == "v3":
         yield f"granted {needed}: what it needs, at most {_ceiling(case)}"
         return
     wanted, cap = _wanted(case), int(register_cap(gpu, entry.block, entry.blocks_per_sm))
@@ -465,8 +466,7 @@ def _bwd_registers(case: _Case) -> Iterator[Part]:
     total = (n * (d + dv) + max(2 * m * n, m * d)) // threads
     how = f"({n} x {d + dv} + max(2 x {m} x {n}, {m} x {d})) / {threads} threads"
     yield Part("dK, dV; S, dP or dQ", how, total)
-    slack = WGMMA_SLACK if case.entry.algo == "v3" else footprint.BACKWARD_REGISTERS
-    yield Part("the rest", "", slack)
+    yield Part("the rest", "", WGMMA_SLACK)
 
 
 def _v2_bwd_registers(case: _Case) -> Iterator[Part]:
@@ -479,7 +479,7 @@ def _v2_bwd_registers(case: _Case) -> Iterator[Part]:
     options = footprint.backward_option_registers(case.problem)
     for name, kept in options.items():
         yield Part(name, "", kept)
-    needed = int(footprint.registers(case.problem, "v2", "bwd", case.tiles)[0])
+    needed = int(footprint.registers(case.problem, case.entry.variant, "bwd", case.tiles)[0])
     yield Part("the rest", "", needed - gradients - scores - sum(options.values()))
 
 
@@ -488,8 +488,7 @@ _REGISTERS: dict[tuple[str, str], Callable[[_Case], Iterator[Part]]] = {
     ("v2", "fwd"): _v2_fwd_registers,
     ("v2_split", "fwd"): _split_registers,
     ("v3", "fwd"): _v3_fwd_registers,
-    ("v1", "bwd"): _bwd_registers,
-    ("v2", "bwd"): _v2_bwd_registers,
+    **{(name, "bwd"): _v2_bwd_registers for name in ("v1", "v2", "v2_ordered", "v2_second_pass")},
     ("v3", "bwd"): _bwd_registers,
 }
 

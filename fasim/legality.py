@@ -16,7 +16,7 @@ from fasim.gpu import Gpu
 from fasim.model import footprint
 from fasim.model.occupancy import register_cap, residency
 from fasim.model.tiles import Bools, Ints, Tiles, ceil_div
-from fasim.plan import BACKWARD_STAGES, LEAST_QUERY_STEP, QUERY_STEP, split_count
+from fasim.plan import BACKWARD_STAGES, FORMS, LEAST_QUERY_STEP, QUERY_STEP, split_count
 from fasim.problem import Problem
 
 KIB = 1024
@@ -87,11 +87,11 @@ class Case:
         heads = p.batch * p.heads
         if self.algo == "v2_split":
             return _packed_blocks(p, tiles) * tiles.splits
-        if self.algo == "v1":
-            return np.full(len(tiles), heads * min(p.seq, 1))
         forward = self.pass_ == "fwd"
-        if not forward and self.algo == "v2":
+        if not forward and self.algo != "v3":
             heads = p.batch * p.kv_heads
+        if self.algo == "v1":
+            return np.full(len(tiles), heads * min(p.seq if forward else p.seq_kv, 1))
         return heads * np.asarray(
             ceil_div(p.seq, tiles.block_q) if forward else ceil_div(p.seq_kv, tiles.block_kv)
         )
@@ -323,6 +323,14 @@ def _two_stages() -> Rule:
     )
 
 
+def _own_keys() -> Rule:
+    """V1 has no tile of P to share."""
+    return Rule(
+        lambda c: ~c.tiles.p_shared,
+        lambda c, i: "P in shared memory, but a warp of v1 owns its keys",
+    )
+
+
 def _resident() -> Rule:
     return Rule(
         lambda c: c.blocks_per_sm > 0,
@@ -348,10 +356,8 @@ def _warps(case: Case, index: int) -> str:
 _LIMITS = (_threads(), _shared_memory(), _registers(), _resident(), _grid())
 _MMA = (_whole_mma_rows(), _whole_keys())
 _FORWARD = (_threads(), _shared_memory(), _registers(), _rows_per_warp(), _resident(), _grid())
-_KEYS = (
-    *(_keys_per_warp(), _whole_query_steps(), _fp32_shares()),
-    *(_two_stages(), _one_step()),
-)
+_OWNED = (_keys_per_warp(), _whole_query_steps(), _one_step())
+_KEYS = (*_OWNED, _fp32_shares(), _two_stages())
 _V3 = (_consumers(), _whole_keys(), _instruction_width(), _one_step())
 
 RULES: dict[tuple[str, str], tuple[Rule, ...]] = {
@@ -362,8 +368,8 @@ RULES: dict[tuple[str, str], tuple[Rule, ...]] = {
         *_LIMITS,
     ),
     ("v3", "fwd"): (*_V3, _whole_warpgroup_rows(), *_LIMITS),
-    ("v1", "bwd"): (_whole_keys(), _one_stage(), _one_step(), *_LIMITS),
-    ("v2", "bwd"): (*_KEYS, *_LIMITS),
+    ("v1", "bwd"): (*_OWNED, _one_stage(), _own_keys(), *_LIMITS),
+    **{(name, "bwd"): (*_KEYS, *_LIMITS) for name in ("v2", *(f"v2_{form}" for form in FORMS))},
     ("v3", "bwd"): (*_V3, *_LIMITS),
 }
 

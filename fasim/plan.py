@@ -20,11 +20,15 @@ from fasim.problem import DTYPE_BYTES, Problem
 SCHEMA = "fasim.plan/1"
 WARP = 32
 
+_GIVEN, _GRADIENTS = ("q", "k", "v", "o", "do", "lse"), ("dq", "dk", "dv")
 POINTERS = {  # by algorithm and pass; every kernel of a file takes the same parameters
     ("v1", "fwd"): ("q", "k", "v", "o", "lse", "o_acc", "m", "l"),
     ("v2", "fwd"): ("q", "k", "v", "o", "lse"),
     ("v2_split", "fwd"): ("q", "k", "v", "o", "lse", "o_part", "m_part", "l_part"),
-    ("v2", "bwd"): ("q", "k", "v", "o", "do", "lse", "delta", "dq_acc", "dq", "dk", "dv"),
+    ("v1", "bwd"): (*_GIVEN, "delta", "dq_acc", *_GRADIENTS),
+    ("v2", "bwd"): (*_GIVEN, "delta", "dq_acc", *_GRADIENTS),
+    ("v2_ordered", "bwd"): (*_GIVEN, "delta", "dq_acc", "turns", *_GRADIENTS),
+    ("v2_second_pass", "bwd"): (*_GIVEN, "delta", *_GRADIENTS),
 }
 SIZES = ("heads", "kv_heads", "seq_q", "seq_kv")
 PACKED_SIZES = {
@@ -45,9 +49,15 @@ MADE: dict[str, tuple[str | bool, ...]] = {
     "pack_gqa": (False, True),
     "scales": ("none",),
     "varlen": (False, True),
-    "deterministic": (False,),
+    "deterministic": (False, True),
     "splits": (False, True),
+    "dq": ("atomic", "ordered", "second_pass"),
 }
+# How V2 backward sums dQ so that every run gives the same bits: additions in the order of the keys,
+# or a kernel of its own that adds in registers.
+FORMS = ("ordered", "second_pass")
+ABREAST = 16  # heads whose blocks start side by side where additions are ordered
+REPEATING_DTYPES = ("fp16", "bf16")  # of backward passes of V1, and of V2 that repeat bit for bit
 BACKWARD_STAGES = 2  # tiles of Q and dO in shared memory
 QUERY_STEP = 32  # queries that a backward warp scores at once, where its share has as many
 LEAST_QUERY_STEP = {"fp32": 8, "fp16": 16, "bf16": 16}  # for each 16 keys of the warp
@@ -124,16 +134,21 @@ class KernelSpec:
     varlen: bool = False
     deterministic: bool = False
     splits: bool = False
+    dq: str = "atomic"  # of a backward pass of V2: how the parts of dQ are summed
 
     @property
     def variant(self) -> str:
         """The algorithm under the name of its template and of its equations in the model."""
-        return f"{self.algo}_split" if self.splits else self.algo
+        return variant_of(self.algo, self.splits, self.dq)
 
     @property
     def digest(self) -> str:
-        """8 hex digits over every field: equal kernels share it, others do not."""
-        text = json.dumps(asdict(self), sort_keys=True)
+        """8 hex digits over every field: equal kernels share it, others do not. A field that came
+        later counts where it has another value than all earlier kernels, which keep their names."""
+        values = asdict(self)
+        if self.dq == "atomic":
+            del values["dq"]
+        text = json.dumps(values, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:8]
 
     @property
@@ -148,6 +163,7 @@ class KernelSpec:
             self.bias: self.bias != "none",
             "varlen": self.varlen,
             "split": self.splits,
+            self.dq: self.dq != "atomic",
         }
         words += [name.replace("_", "") for name, on in options.items() if on]
         return "_".join([*words, self.digest])
@@ -199,7 +215,21 @@ class KernelSpec:
     def repeats(self, output: str) -> bool:
         """Whether an output has the same bits in every run: all that is not summed by atomic
         additions, which come in any order."""
-        return self.deterministic or output != "dq"
+        return self.deterministic or self.algo == "v1" or output != "dq"
+
+    @property
+    def last_stage(self) -> str:
+        """The kernel of a backward file that follows the main one: it rounds dQ, or makes it."""
+        if self.dq == "second_pass":
+            return "queries"
+        return "finish" if self.algo == "v2" else ""
+
+
+def variant_of(algo: str, splits: bool, dq: str) -> str:
+    """An algorithm with split keys, or with one of FORMS for its dQ, has a name of its own."""
+    if splits:
+        return f"{algo}_split"
+    return algo if dq == "atomic" else f"{algo}_{dq}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -285,11 +315,19 @@ class Plan:
         if self.kernel.pass_ == "fwd":
             return (main,)
         blocks = heads * self._q_blocks(problem)
-        before, after = (
-            Stage(entry=f"{stem}_{name}", grid=blocks, block=threads)
-            for name in ("prepare", "finish")
-        )
-        return before, main, after
+        before = Stage(entry=f"{stem}_prepare", grid=blocks, block=threads)
+        return before, main, *self._after_main(problem, blocks)
+
+    def _after_main(self, problem: Problem, blocks: int) -> tuple[Stage, ...]:
+        """Backward, dQ is rounded; or made, by blocks of as many queries as others have keys."""
+        name, threads = self.kernel.last_stage, self.kernel.tile.threads
+        if not name:
+            return ()
+        entry, smem = f"{self.kernel.stem}_{name}", 0
+        if name == "queries":
+            per_head = math.ceil(problem.seq / self.kernel.tile.block_kv)
+            blocks, smem = problem.batch * problem.heads * per_head, self.smem_bytes
+        return (Stage(entry=entry, grid=blocks, block=threads, smem_bytes=smem),)
 
     def _splits(self, problem: Problem) -> int:
         key_tiles = math.ceil(problem.seq_kv / self.kernel.tile.block_kv)
@@ -308,6 +346,12 @@ class Plan:
                     why=f"it was built for {name} {built}, the problem has {asked}",
                     hint="plan and generate a kernel for this problem",
                 )
+        if problem.deterministic and not self.kernel.repeats("dq") and self.kernel.pass_ == "bwd":
+            raise UsageError(
+                f"{self.kernel.stem} cannot run this problem",
+                why="it adds to dQ in any order, the problem asks for the same bits in every run",
+                hint="plan and generate a kernel for this problem",
+            )
         if self.kernel.splits and problem.group * problem.seq > MOST_ROWS:
             raise UsageError(
                 f"{self.kernel.stem} cannot run this problem",
@@ -323,7 +367,8 @@ class Plan:
         rows serves every head that shares its keys; backward over the heads and blocks of keys."""
         if self.kernel.pass_ == "bwd":
             kv_blocks = math.ceil(problem.seq_kv / self.kernel.tile.block_kv)
-            return problem.batch * problem.kv_heads * kv_blocks
+            per_head = min(kv_blocks, 1) if self.kernel.algo == "v1" else kv_blocks
+            return problem.batch * problem.kv_heads * per_head
         if self.kernel.pack_gqa:
             rows = problem.group * problem.seq
             return problem.batch * problem.kv_heads * math.ceil(rows / self.kernel.tile.block_q)
@@ -377,10 +422,18 @@ class Plan:
         splits: int,
     ) -> Arrays:
         """V1 keeps O, m and l in HBM between its steps over K and V; splits leave theirs there;
-        backward D = rowsum(dO * O), and dQ in whole tiles until all blocks have added to it."""
+        backward D = rowsum(dO * O), and dQ in whole tiles until all blocks have added to it, with
+        the turns they have taken where they take turns."""
         rows, columns = _rows(shapes["o"]), self.kernel.head_dim_v
         if self.kernel.pass_ == "bwd":
-            return {"delta": (rows, "fp32"), "dq_acc": (self._dq_tiles(problem, tokens), "fp32")}
+            turns = 1 + problem.batch * problem.heads * self._q_blocks(problem)
+            kinds = {
+                "delta": (rows, "fp32"),
+                "dq_acc": (self._dq_tiles(problem, tokens), "fp32"),
+                "turns": ((turns,), "int32"),
+            }
+            used = POINTERS[self.kernel.variant, "bwd"]
+            return {name: kind for name, kind in kinds.items() if name in used}
         if self.kernel.splits:
             parts = (*rows, splits)
             o_part = ((*parts, columns), "fp32")
@@ -399,6 +452,8 @@ class Plan:
     def to_json(self) -> dict[str, Any]:
         kernel = asdict(self.kernel)
         kernel["pass"] = kernel.pop("pass_")
+        if not kernel["deterministic"]:
+            del kernel["dq"]
         return {
             "schema": SCHEMA,
             "problem": self.problem.to_json(),
@@ -459,8 +514,12 @@ class Plan:
             yield "only V2 splits keys, and only with the heads of a group packed"
         if (kernel.variant, kernel.pass_) not in POINTERS:
             yield f"no template makes the backward pass of {kernel.variant}"
-        if kernel.pass_ == "bwd" and kernel.dtype == "fp32" and kernel.tile.p_in != "shared":
+        if kernel.pass_ == "bwd" and kernel.variant != "v2":
+            yield from _beyond_plain(kernel)
+        elif kernel.pass_ == "bwd" and kernel.dtype == "fp32" and kernel.tile.p_in != "shared":
             yield "no template makes a backward pass in fp32 with P in registers"
+        if kernel.deterministic != (kernel.dq != "atomic"):
+            yield f"deterministic is {kernel.deterministic}, but dq is {kernel.dq}"
         if kernel.splits and not kernel.plain:
             yield "only plain attention has split keys: no window, softcap, bias or varlen"
         if kernel.splits and self.slots < 1:
@@ -489,7 +548,7 @@ def _ragged(kernel: KernelSpec) -> Iterator[str]:
         if not least <= (value := getattr(tile, name)) <= most:
             yield f"{name} is {value}, not between {least} and {most}"
     if backward:
-        yield from _ragged_bwd(tile, LEAST_QUERY_STEP.get(kernel.dtype, QUERY_STEP))
+        yield from _ragged_bwd(tile, kernel)
     elif kernel.splits:
         yield from _ragged_split(tile)
     elif tile.block_q % (16 * tile.warps):
@@ -508,15 +567,28 @@ def _ragged_split(tile: Tile) -> Iterator[str]:
         yield f"block_kv {tile.block_kv} is not {tile.keys_per_step} for each of {tile.warps} warps"
 
 
-def _ragged_bwd(tile: Tile, least: int) -> Iterator[str]:
-    """The same where a warp owns keys, and queries come a step of at least so many at a time."""
+def _beyond_plain(kernel: KernelSpec) -> Iterator[str]:
+    """What a backward pass of V1, or one of V2 that repeats bit for bit, is not made for."""
+    if kernel.dtype not in REPEATING_DTYPES:
+        yield f"no template makes a backward pass of {kernel.variant} in {kernel.dtype}"
+    if options := kernel.options:
+        yield f"no template makes a backward pass of {kernel.variant} with {' and '.join(options)}"
+
+
+def _ragged_bwd(tile: Tile, kernel: KernelSpec) -> Iterator[str]:
+    """The same where a warp owns keys, and queries come a step of at least so many at a time, V2's
+    through two slots or three."""
     if tile.warps % tile.sharing or tile.block_kv * tile.sharing % (16 * tile.warps):
         yield f"block_kv {tile.block_kv} is not whole 16-key steps for each of {tile.warps} warps"
+    least = LEAST_QUERY_STEP.get(kernel.dtype, QUERY_STEP)
     keys = tile.block_kv * tile.sharing // tile.warps
     step = max(tile.query_step, least * keys // 16) * tile.sharing
     if tile.block_q % 16 or tile.block_q % step:
         yield f"block_q {tile.block_q} is not whole steps of {step} queries, 16 each"
-    if tile.stages != (stages := BACKWARD_STAGES + tile.sharing - 1):
+    if kernel.algo == "v1" and tile.p_in != "registers":
+        yield "no template of v1 keeps P in shared memory"
+    stages = 1 if kernel.algo == "v1" else BACKWARD_STAGES + tile.sharing - 1
+    if tile.stages != stages:
         yield f"{tile.stages} stages, but a backward pass with P in {tile.p_in} has {stages}"
     if tile.keys_per_step != tile.block_kv:
         yield f"step_kv {tile.step_kv}, but a backward pass scores all keys at once"

@@ -13,7 +13,7 @@ import numpy as np
 
 from fasim.candidates import candidates, judged, paper_tile, rounded_paper_tile
 from fasim.entry import Entry
-from fasim.errors import NoPlanError
+from fasim.errors import NoPlanError, UsageError
 from fasim.gpu import Gpu
 from fasim.legality import RULES, Case, broken, sentence
 from fasim.model import flops, footprint, timeline, traffic
@@ -22,7 +22,7 @@ from fasim.model.silicon import rates
 from fasim.model.tiles import Ints, Tiles, round_up
 from fasim.model.timeline import Times
 from fasim.model.traffic import Bytes
-from fasim.plan import POINTERS, KernelSpec, Plan, Tile
+from fasim.plan import FORMS, POINTERS, REPEATING_DTYPES, KernelSpec, Plan, Tile
 from fasim.problem import Problem
 
 ALGOS = ("standard", "v1", "v2", "v3")
@@ -71,10 +71,28 @@ def missing(problem: Problem, gpu: Gpu, algo: str, pass_: str) -> str:
         ),
         (pass_ == "train", "a backward and a forward kernel are two files"),
         (problem.dtype == "e4m3", "e4m3 kernels are planned, not generated yet"),
+        (pass_ == "bwd" and _beyond_plain(problem, algo) != "", _beyond_plain(problem, algo)),
         (gpu.compute_capability < MIN_CAPABILITY, _too_old(gpu, capability)),
         (problem.varlen and problem.dense, "a dense bias of packed sequences has no layout yet"),
     )
     return next((reason for applies, reason in rules if applies), "")
+
+
+def _beyond_plain(problem: Problem, algo: str) -> str:
+    """Why no backward kernel of V1, or of V2 that repeats bit for bit, is generated; empty if one
+    is, and for other kernels."""
+    if algo == "v2" and not problem.deterministic:
+        return ""
+    asked = {
+        "fp32": problem.dtype not in REPEATING_DTYPES,
+        "a window": problem.mask == "window",
+        "a softcap": problem.softcap > 0,
+        "a bias": problem.bias != "none",
+        "packed sequences": problem.varlen,
+    }
+    names = " and ".join(name for name, wanted in asked.items() if wanted)
+    kind = "v1" if algo == "v1" else "deterministic"
+    return names and f"a {kind} backward kernel with {names} is planned, not generated yet"
 
 
 def _too_old(gpu: Gpu, capability: str) -> str:
@@ -166,33 +184,43 @@ def _flash_entry(
     reserve: int,
     tile: Tile | tuple[int, int] | None,
     top: int,
+    form: str,
 ) -> Entry:
     """The best tile of one pass, as an Entry. Raises NoPlanError when none is legal."""
     rankings = [
         _Ranking(problem, gpu, variant, pass_, tiles)
-        for variant, tiles in _tried(problem, gpu, algo, pass_, tile)
+        for variant, tiles in _tried(problem, gpu, algo, pass_, tile, form)
     ]
     legal = [ranking for ranking in rankings if len(ranking.legal)]
     if not legal:
         raise _illegal(problem, gpu, algo, pass_, tile, rankings[0])
     ranking = min(legal, key=lambda ranking: ranking.seconds)
     shown = _distinct(ranking, max(top, 1))
-    base = _base(problem, gpu, algo, pass_, reserve)
+    base = _base(problem, gpu, algo, pass_, reserve, ranking.algo)
     entries = _entries(ranking, base, shown)
     best = entries[0]
     assert best.tile is not None  # every flash entry has one
     rejected = ranking.neighbours(best.tile) if not tile else ()
     best = replace(best, alternatives=tuple(entries[1:]), rejected=rejected)
     others = [other for other in legal if other is not ranking]
-    return replace(best, reasons=(*_reasons(best), *_split_reasons(best, gpu, others)))
+    more = (*_split_reasons(best, gpu, others), *_form_reasons(best, others))
+    return replace(best, reasons=(*_reasons(best), *more))
 
 
 def _tried(
-    problem: Problem, gpu: Gpu, algo: str, pass_: str, tile: Tile | tuple[int, int] | None
+    problem: Problem,
+    gpu: Gpu,
+    algo: str,
+    pass_: str,
+    tile: Tile | tuple[int, int] | None,
+    form: str,
 ) -> Iterable[tuple[str, Tiles]]:
     """The variants of an algorithm and the tiles of each. V2 also splits keys where rows are few;
-    a whole tile that is to be judged is of one variant: where warps share its keys, of that."""
+    a whole tile that is to be judged is of one variant: where warps share its keys, of that. Where
+    V2's backward is to repeat bit for bit, the forms that do, or the one asked for."""
     variants = [algo]
+    if (algo, pass_) == ("v2", "bwd") and problem.deterministic:
+        variants = [f"v2_{name}" for name in FORMS if form in ("", name)]
     if (algo, pass_) == ("v2", "fwd") and _may_split(problem, gpu, bool(tile)):
         variants.append("v2_split")
         if isinstance(tile, Tile):
@@ -216,6 +244,23 @@ def _split_reasons(best: Entry, gpu: Gpu, others: Sequence[_Ranking]) -> Iterabl
     for other in others:
         loss = other.seconds / best.time.seconds
         yield f"without splitting the keys it would take {loss:.1f} times as long"
+
+
+def _form_reasons(best: Entry, others: Sequence[_Ranking]) -> Iterable[str]:
+    """How every run comes to give the same bits, and what the other form would cost."""
+    if best.dq == "atomic":
+        return
+    yield _FORM_REASONS[best.dq]
+    for other in others:
+        loss = other.seconds / best.time.seconds
+        yield f"{_FORM_NAMES[other.algo.removeprefix('v2_')]} would take {loss:.2f} times as long"
+
+
+_FORM_NAMES = {"ordered": "ordered additions", "second_pass": "a second pass for dQ"}
+_FORM_REASONS = {
+    "ordered": "blocks add to a tile of dQ in turns, in the order of their keys",
+    "second_pass": "dQ has a kernel of its own, which makes S and dP again and adds in registers",
+}
 
 
 def _distinct(ranking: _Ranking, count: int) -> list[int]:
@@ -250,9 +295,12 @@ def _shape_name(tile: Tile | tuple[int, int]) -> str:
     return str(tile) if isinstance(tile, Tile) else "{}x{}".format(*tile)
 
 
-def _base(problem: Problem, gpu: Gpu, algo: str, pass_: str, reserve: int) -> Entry:
+def _base(
+    problem: Problem, gpu: Gpu, algo: str, pass_: str, reserve: int, variant: str = ""
+) -> Entry:
     """What holds for every tile of an algorithm."""
-    hbm = footprint.hbm(problem, algo, pass_)
+    variant = variant or algo
+    hbm = footprint.hbm(problem, variant, pass_)
     gap = missing(problem, gpu, algo, pass_)
     return Entry(
         problem=problem,
@@ -262,7 +310,8 @@ def _base(problem: Problem, gpu: Gpu, algo: str, pass_: str, reserve: int) -> En
         arch=kernel_arch(gpu, algo),
         hbm=hbm,
         fits=hbm.total <= footprint.budget(gpu, reserve),
-        max_seq=footprint.max_seq(problem, algo, pass_, gpu, reserve),
+        max_seq=footprint.max_seq(problem, variant, pass_, gpu, reserve),
+        dq=_dq_of(variant),
         useful_flops=flops.useful(problem, pass_),
         generable=not gap,
         reason=gap,
@@ -276,6 +325,8 @@ def _uncharged(problem: Problem, algo: str, pass_: str) -> Iterable[str]:
         yield "softcap is charged forward only: backward is that without it"
     if problem.varlen:
         yield "varlen: every sequence is charged as the longest"
+    if problem.deterministic and pass_ != "fwd" and algo == "v3":
+        yield "deterministic: v3 is charged with additions to dQ in any order"
 
 
 def _entries(ranking: _Ranking, base: Entry, chosen: Sequence[int]) -> list[Entry]:
@@ -322,10 +373,15 @@ def _paper(problem: Problem, algo: str, pass_: str, block_kv: Ints, index: int) 
     return int(traffic.paper(problem, pass_, int(block_kv[index]))) if algo == "v1" else None
 
 
+def _dq_of(variant: str) -> str:
+    form = variant.removeprefix("v2_")
+    return form if form in FORMS else "atomic"
+
+
 def _plan(case: Case, index: int) -> Plan:
-    problem, splits = case.problem, case.algo == "v2_split"
+    problem, splits, dq = case.problem, case.algo == "v2_split", _dq_of(case.algo)
     kernel = KernelSpec(
-        algo=case.algo.removesuffix("_split"),
+        algo=case.algo.partition("_")[0],
         pass_=case.pass_,
         arch=kernel_arch(case.gpu, case.algo),
         dtype=problem.dtype,
@@ -339,6 +395,8 @@ def _plan(case: Case, index: int) -> Plan:
         varlen=problem.varlen,
         pack_gqa=splits,
         splits=splits,
+        deterministic=dq != "atomic",
+        dq=dq,
     )
     return Plan(
         problem=problem,
@@ -391,6 +449,7 @@ def _entry(
     reserve: int = 0,
     tile: Tile | tuple[int, int] | None = None,
     top: int = 1,
+    form: str = "",
 ) -> Entry:
     """The entry of one algorithm. Raises NoPlanError when it cannot run or no tile is legal."""
     if reason := unavailable(problem, gpu, algo):
@@ -403,7 +462,7 @@ def _entry(
         return _train_entry(problem, gpu, algo, reserve, tile, top)
     if algo == "standard":
         return _standard_entry(problem, gpu, problem.pass_, reserve)
-    return _flash_entry(problem, gpu, algo, problem.pass_, reserve, tile, top)
+    return _flash_entry(problem, gpu, algo, problem.pass_, reserve, tile, top, form)
 
 
 def _train_entry(
@@ -455,19 +514,27 @@ def plan(
     tile: Tile | tuple[int, int] | None = None,
     reserve: int = 0,
     top: int = 5,
+    form: str = "",
 ) -> Entry:
     """The best kernel for a problem on a GPU.
 
     ``algo`` auto takes the fastest algorithm that can run and fits. ``tile`` judges one tile: a
     shape (block_q, block_kv), completed as well as possible, or a whole Tile; it is never changed.
     ``reserve`` are HBM bytes to leave free; ``top`` counts the tiles shown, the best included.
+    ``form`` is one of plan.FORMS, for a backward pass of V2 that repeats bit for bit; left out, the
+    faster one is taken.
     Raises NoPlanError, with the reason, when nothing can run, is legal, or fits.
     """
     if algo == "auto":
         algo = _fastest(problem, gpu, reserve, tile)
+    if form and not (problem.deterministic and problem.pass_ == "bwd" and algo == "v2"):
+        raise UsageError(
+            f"{form} is a form of V2's deterministic backward pass",
+            hint="add --algo v2 --pass bwd --deterministic",
+        )
     if algo == "standard" and tile:
         raise NoPlanError("standard attention has no tile to judge", hint="add --algo v1 or v2")
-    entry = _entry(problem, gpu, algo, reserve, tile, top)
+    entry = _entry(problem, gpu, algo, reserve, tile, top, form)
     if not entry.fits:
         raise _does_not_fit(entry, gpu, reserve)
     return entry

@@ -24,7 +24,7 @@ from jinja2.ext import Extension
 from jinja2.lexer import Token, TokenStream
 
 from fasim.errors import UsageError
-from fasim.plan import KernelSpec, Plan, padded
+from fasim.plan import ABREAST, KernelSpec, Plan, padded
 from fasim.problem import DTYPE_BYTES
 
 Origin = tuple[str, int]
@@ -34,7 +34,8 @@ PTX_TYPES = {"fp16": "f16", "bf16": "bf16"}
 ARGUMENT_TYPES = {"i32": "int", "f32": "float", "i64x3": "Strides"}
 TEMPLATES = {
     **{("v1", "fwd"): "v1_fwd", ("v2", "fwd"): "v2_fwd", ("v2_split", "fwd"): "v2_split"},
-    ("v2", "bwd"): "v2_bwd",
+    **dict.fromkeys((("v2", "bwd"), ("v2_ordered", "bwd"), ("v2_second_pass", "bwd")), "v2_bwd"),
+    ("v1", "bwd"): "v1_bwd",
 }
 PLAN_BEGIN, PLAN_END = "// ---- plan", "// ---- the rest of the file has sha256 "
 
@@ -108,7 +109,8 @@ def _render_body(plan: Plan) -> tuple[str, tuple[Origin | None, ...]]:
     """Text after the header. It depends on the kernel alone, not on the problem planned for."""
     kernel = plan.kernel
     template = _environment().get_template(f"kernels/{TEMPLATES[kernel.variant, kernel.pass_]}.cu")
-    return _rendered(template, {"plan": plan, "kernel": kernel, "tile": kernel.tile})
+    values = {"plan": plan, "kernel": kernel, "tile": kernel.tile, "abreast": ABREAST}
+    return _rendered(template, values)
 
 
 def _rendered(
@@ -171,8 +173,7 @@ def _tiles(kernel: KernelSpec) -> dict[str, int]:
         queries = {
             f"{name}, slot {i}": w for i in range(tile.stages) for name, w in _walked(kernel)
         }
-        kinds = ("dS", "P")[: tile.sharing]
-        shared = {f"{x}, slot {i}": tile.block_q * tile.block_kv for x in kinds for i in range(2)}
+        shared = dict.fromkeys(_shared_weights(kernel), tile.block_q * tile.block_kv)
         rows = {name: tile.block_kv * w for name, w in keys.items()}
         return rows | {name: tile.block_q * w for name, w in queries.items()} | shared
     first = "Q, and the warps' parts at the end" if kernel.splits else "Q, and O at the end"
@@ -182,6 +183,16 @@ def _tiles(kernel: KernelSpec) -> dict[str, int]:
     return rows | {
         f"K and V, ring slot {i}": tile.block_kv * widest for i in range(2 * tile.stages)
     }
+
+
+def _shared_weights(kernel: KernelSpec) -> tuple[str, ...]:
+    """Tiles of dS and P that the warps of a backward pass leave for each other."""
+    if kernel.algo == "v1":
+        return ("dS",)
+    if kernel.dq == "second_pass" and kernel.tile.p_in == "registers":
+        return ()
+    kinds = ("dS", "P")[: kernel.tile.sharing]
+    return tuple(f"{name}, slot {i}" for name in kinds for i in range(2))
 
 
 def _walked(kernel: KernelSpec) -> tuple[tuple[str, int], ...]:
@@ -238,7 +249,7 @@ _INPUT_TYPES = {
 _BACKWARD_TYPES = {
     **dict.fromkeys(("o", "do"), "const Element"),
     **dict.fromkeys(("dq", "dk", "dv"), "Element"),
-    "lse": "const float",
+    **{"lse": "const float", "turns": "u32"},
 }
 
 

@@ -379,8 +379,16 @@ def _tile_facts(entry: Entry, gpu: Gpu) -> Iterator[tuple[str, str]]:
     if entry.splits:
         parts = units.plural(entry.splits, "part")
         yield "splits", f"the keys in {parts}, then a kernel that combines them"
+    if entry.dq != "atomic":
+        yield "dQ", _FORMS[entry.dq]
     yield "shared memory", units.used(entry.smem_bytes, gpu.smem_per_block)
     yield "registers", f"{entry.registers} of {gpu.registers_per_thread} a thread"
+
+
+_FORMS = {
+    "ordered": "added to in turns, in the order of the keys: the same bits in every run",
+    "second_pass": "made by a kernel of its own: the same bits in every run",
+}
 
 
 def _level_rows(entry: Entry, gpu: Gpu) -> Iterator[tuple[str, ...]]:

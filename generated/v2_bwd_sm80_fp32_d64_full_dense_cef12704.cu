@@ -51,12 +51,13 @@
 //   from 115200     256 bytes  L and D, slot 2
 //
 // templates, with the first 8 digits of their sha256
+//   e4e804e3  device/add_query_gradient.cuh
 //   9ab2698b  device/copy.cuh
 //   0854f155  device/copy_async.cuh
 //   ab3ac69d  device/dots.cuh
 //   76c2f1b5  device/integers.cuh
 //   814facd2  device/matmul_bwd_fma.cuh
-//   1f797812  device/query_gradient.cuh
+//   3f4ebe3a  device/query_gradient.cuh
 //   b3497e68  device/query_gradient_fma.cuh
 //   cb1e2090  device/row_products.cuh
 //   23af4307  device/score.cuh
@@ -66,10 +67,10 @@
 //   b0983d9f  device/tile.cuh
 //   c2706fe3  device/types.cuh
 //   b80c26d4  device/words.cuh
-//   adc0a682  kernels/v2_bwd.cu
+//   2f317bf8  kernels/v2_bwd.cu
 //   8644c7ee  parts/constants_bwd.cuh
 //   3b57e6e1  parts/main_arrays.cuh
-//   1f5f6d98  parts/main_bwd.cu
+//   b86622cb  parts/main_bwd.cu
 //   925f66ef  parts/main_options.cuh
 //   337a472a  ptx/cp_async.cuh
 //   422cf4a7  ptx/ex2.cuh
@@ -87,7 +88,7 @@
 // "head_dim_v": 64, "heads": 16, "incoherent": false, "kv_heads": 16, "out_dtype": "fp32", "pass":
 // "bwd", "scale": 0.125, "scales": "tensor", "seq": 2048, "seq_kv": 2048, "softcap": 0.0, "varlen":
 // false, "window": [-1, -1]}, "schema": "fasim.plan/1", "smem_bytes": 115456}
-// ---- the rest of the file has sha256 abdc9c9cc58db5a365329121eba1e18a7c5b7e0c1b88a6e8f3ae335269dff65b
+// ---- the rest of the file has sha256 4966821be16d275c27afd987bbf839d6384ef39e721d5655eb66f012ffc7084f
 // FlashAttention-2, backward (Dao 2023, algorithm 2).
 //
 // Three kernels, launched one after the other with the same arguments:
@@ -1011,7 +1012,8 @@ int main(int argc, char** argv) {
   Element* dO = input(rows * kHeadDimV, 5);
   float* lse = device_array<float>(rows);
   float* delta = device_array<float>(rows);
-  float* dq_acc = device_array<float>(i64(q_grid) * kBlockQ * kD);
+  const i64 dq_tiles = q_grid;
+  float* dq_acc = device_array<float>(dq_tiles * kBlockQ * kD);
   Element* dq = device_array<Element>(rows * kHeadDim);
   Element* dk = device_array<Element>(keys * kHeadDim);
   Element* dv = device_array<Element>(keys * kHeadDimV);

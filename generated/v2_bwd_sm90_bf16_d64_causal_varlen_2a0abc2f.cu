@@ -47,11 +47,12 @@
 //   from  98816     512 bytes  L and D, slot 1
 //
 // templates, with the first 8 digits of their sha256
+//   e4e804e3  device/add_query_gradient.cuh
 //   9ab2698b  device/copy.cuh
 //   0854f155  device/copy_async.cuh
 //   76c2f1b5  device/integers.cuh
 //   354a138d  device/matmul_bwd.cuh
-//   1f797812  device/query_gradient.cuh
+//   3f4ebe3a  device/query_gradient.cuh
 //   d68be398  device/query_gradient_mma.cuh
 //   cb1e2090  device/row_products.cuh
 //   577ba899  device/score_gradient.cuh
@@ -60,10 +61,10 @@
 //   c2706fe3  device/types.cuh
 //   22b08741  device/varlen.cuh
 //   b80c26d4  device/words.cuh
-//   adc0a682  kernels/v2_bwd.cu
+//   2f317bf8  kernels/v2_bwd.cu
 //   8644c7ee  parts/constants_bwd.cuh
 //   3b57e6e1  parts/main_arrays.cuh
-//   1f5f6d98  parts/main_bwd.cu
+//   b86622cb  parts/main_bwd.cu
 //   925f66ef  parts/main_options.cuh
 //   337a472a  ptx/cp_async.cuh
 //   33562fdf  ptx/cvt_bf16x2.cuh
@@ -84,7 +85,7 @@
 // "head_dim_v": 64, "heads": 32, "incoherent": false, "kv_heads": 8, "out_dtype": "bf16", "pass":
 // "bwd", "scale": 0.125, "scales": "tensor", "seq": 4096, "seq_kv": 4096, "softcap": 0.0, "varlen":
 // true, "window": [-1, -1]}, "schema": "fasim.plan/1", "smem_bytes": 99328}
-// ---- the rest of the file has sha256 d11a1b3acca20368198231b2f9f5fc13a42b0d690202e2db77602d20e8eac1de
+// ---- the rest of the file has sha256 10c04893cadab4317206031153b806fa5ca7146c44ffb1b57045c814ac5718fc
 // FlashAttention-2, backward (Dao 2023, algorithm 2).
 //
 // Three kernels, launched one after the other with the same arguments:
@@ -1029,7 +1030,8 @@ int main(int argc, char** argv) {
   Element* dO = input(rows * kHeadDimV, 5);
   float* lse = device_array<float>(rows);
   float* delta = device_array<float>(rows);
-  float* dq_acc = device_array<float>(i64(q_grid + batch * heads) * kBlockQ * kD);
+  const i64 dq_tiles = q_grid + batch * heads;
+  float* dq_acc = device_array<float>(dq_tiles * kBlockQ * kD);
   Element* dq = device_array<Element>(rows * kHeadDim);
   Element* dk = device_array<Element>(keys * kHeadDim);
   Element* dv = device_array<Element>(keys * kHeadDimV);

@@ -32,6 +32,7 @@ struct Request {
   std::uint64_t budget;  // memory accesses of a block before it counts as endless
   std::int32_t workers;
   std::int32_t trace;
+  std::int32_t ordered;  // floats are to be added to a word in an order that is always the same
   volatile std::int32_t* stop;  // set from outside to give up
 };
 

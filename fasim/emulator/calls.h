@@ -38,6 +38,8 @@ unsigned cvt_f16x2_e4m3x2(unsigned pair, unsigned line);
 float atom_add(float* global, float x, unsigned line);
 void atom_add_x4(float* global, const float (&x)[4], unsigned line);
 unsigned atom_add(unsigned* global, unsigned x, unsigned line);
+unsigned ld_acquire(const unsigned* global, unsigned line);
+void red_release_add(unsigned* global, unsigned x, unsigned line);
 void trap(unsigned line);
 
 }  // namespace emulator

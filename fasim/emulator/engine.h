@@ -15,6 +15,7 @@
 #include "clock.h"
 #include "fiber.h"
 #include "numbers.h"
+#include "order.h"
 #include "shadow.h"
 #include "trace.h"
 
@@ -46,6 +47,8 @@ struct Thread {
   u32 group = 0;  // of copies, still open
   u32 copies_done = 0;  // all groups up to this one have landed
   std::deque<Copy> copies;
+  const void* asked = nullptr;  // the counter that it asked last, and what that said
+  u32 answer = 0;
 
   u32 warp() const { return index / 32; }
   u32 lane() const { return index % 32; }
@@ -113,7 +116,7 @@ class Random {
 struct Launch {
   const Request& request;
   std::deque<Array> arrays;
-  std::atomic<u64> next_block{0};
+  Order order;
   std::atomic<bool> failed{false};
 
   explicit Launch(const Request& r) : request(r) {
@@ -141,11 +144,16 @@ class Worker {
   Warp& warp_of(const Thread& thread) { return warps_[thread.warp()]; }
   const Launch& launch() const { return *launch_; }
   Index block_index() const;
+  u64 number() const { return number_; }  // of the block it runs or ran last, among those started
 
   // ---- memory (memory.h)
   void keep_going(u32 place);
   void touch(const void* address, u32 size, bool write, u32 place);
   void update(const void* address, u32 size, u32 place);  // an atomic read and write
+  void in_order(const void* words, u32 count, u32 place);  // additions of floats
+  u32 load_acquire(const u32* counter, u32 place);
+  void add_release(u32* counter, u32 x, u32 place);
+  void count_move();  // of a counter
   void load_row(Thread& thread, u32 address, u32 size, u32 place);  // of a matrix
   void copy(void* to, const void* from, u32 size, bool valid, u32 place);
   void commit(u32 place);
@@ -204,6 +212,8 @@ class Worker {
   }
   [[noreturn]] void stray(const Thread& thread, const u8* address, u32 size, u32 place);
   void land(Thread& thread, u32 group);
+  void wait_for_others(const Thread& thread, u32 place);
+  bool knows(const Thread& thread, const Adder& adder) const;
 
   Group& join(Warp& warp, const Call& call);
   void complete(Warp& warp, Group& group);
@@ -226,6 +236,9 @@ class Worker {
   Random random_;
   Clocks clocks_;
   u64 block_ = 0;
+  u64 number_ = 0;  // of this block among those that started
+  bool given_up_ = false;  // as it waited for a block that failed
+  std::vector<Learned> learned_;  // of other blocks, by this one
   u64 touches_ = 0;  // of this block, against the budget
   u32 epoch_ = 1;  // no access so far was filed under it or anything later
   u32 ready_ = 0;  // warps with lanes that can go on

@@ -218,6 +218,102 @@ inline void Worker::update_shared(Thread& thread, std::size_t offset, u32 size, 
   if (conflict.what) race(thread, conflict, by, "shared", dynamic_, true);
 }
 
+// ---- Order between blocks
+
+// The current thread asks a counter again, so it waits, for other warps or other blocks.
+inline void Worker::wait_for_others(const Thread& thread, u32 place) {
+  if (launch_->failed) {
+    given_up_ = true;
+  } else if (launch_->order.hopeless(number_)) {
+    fail(&thread, "deadlock", place,
+         "it waits for a counter that no running block moves; one that has not started may never "
+         "start while this one waits");
+  } else {
+    std::this_thread::yield();
+  }
+  park();
+}
+
+// How often a block asks is a matter of time: of the questions one after another to one counter the
+// first is counted.
+inline u32 Worker::load_acquire(const u32* counter, u32 place) {
+  Thread& thread = *current_;
+  const auto* address = reinterpret_cast<const u8*>(counter);
+  keep_going(place);
+  Array& array = global(thread, address, sizeof *counter, place);
+  const std::size_t offset = address - array.base;
+  if (array.writable && !array.shadow.written(offset, sizeof *counter)) {
+    fail(&thread, "uninitialised read", place, "it reads [[%s+%zu]], which nobody wrote",
+         array.name, offset);
+  }
+  const bool again = thread.asked == counter;
+  if (!again) counts.reads[array.index] += sizeof *counter;
+  if (again && thread.answer == __atomic_load_n(counter, __ATOMIC_RELAXED)) {
+    wait_for_others(thread, place);
+  }
+  const Order::Lock lock(launch_->order.mutex);
+  learned_.push_back({thread.index, warp_of(thread).epoch, launch_->order.releases(counter)});
+  thread.asked = counter;
+  return thread.answer = __atomic_load_n(counter, __ATOMIC_ACQUIRE);
+}
+
+inline void Worker::count_move() {
+  const Order::Lock lock(launch_->order.mutex);
+  launch_->order.moved();
+}
+
+inline void Worker::add_release(u32* counter, u32 x, u32 place) {
+  Thread& thread = *current_;
+  Warp& warp = warp_of(thread);
+  update(counter, sizeof *counter, place);
+  std::vector<u32> seen(thread.clock->seen, thread.clock->seen + launch_->threads());
+  seen[thread.index] = warp.epoch++;
+  const Order::Lock lock(launch_->order.mutex);
+  launch_->order.releases(counter).push_back(
+      std::make_shared<const Release>(Release{block_, std::move(seen)}));
+  launch_->order.moved();
+  __atomic_fetch_add(counter, x, __ATOMIC_RELEASE);
+}
+
+// Whether an addition happened before whatever the thread does now.
+inline bool Worker::knows(const Thread& thread, const Adder& adder) const {
+  const auto knows = [&](u32 other, u32 epoch) {
+    return other == thread.index || thread.clock->seen[other] >= epoch;
+  };
+  if (adder.block == block_) return knows(adder.thread, adder.epoch);
+  for (auto learned = learned_.rbegin(); learned != learned_.rend(); ++learned) {
+    if (!knows(learned->thread, learned->epoch)) continue;
+    for (const auto& release : learned->releases) {
+      const bool covers = release->seen[adder.thread] >= adder.epoch;
+      if (release->block == adder.block && covers) return true;
+    }
+  }
+  return false;
+}
+
+// A sum of floats depends on the order of its additions. Where it must not, each must have happened
+// before the next, not just have come earlier this time.
+inline void Worker::in_order(const void* words, u32 count, u32 place) {
+  if (!launch_->request.ordered || in_shared(words)) return;
+  Thread& thread = *current_;
+  const Adder mine = {block_, thread.index, warp_of(thread).epoch, place};
+  for (u32 i = 0; i < count; ++i) {
+    const auto* word = static_cast<const u8*>(words) + 4 * i;
+    Adder last;
+    {
+      const Order::Lock lock(launch_->order.mutex);
+      last = launch_->order.add(word, mine);
+    }
+    if (knows(thread, last)) continue;
+    const Array& array = global(thread, word, 4, place);
+    fail(&thread, "unordered addition", place,
+         "it adds to [[%s+%zu]], as did thread %u of block %llu @%08x; nothing orders the two, so "
+         "their sum may differ from run to run",
+         array.name, std::size_t(word - array.base), last.thread,
+         static_cast<unsigned long long>(last.block), last.place);
+  }
+}
+
 // ---- What is wrong
 
 inline void Worker::race(const Thread& thread, const Conflict& conflict, const Access& access,

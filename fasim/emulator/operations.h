@@ -407,7 +407,7 @@ unsigned cvt_f16x2_e4m3x2(unsigned pair, unsigned line) {
   return half(pair & 0xff) | half(pair >> 8 & 0xff) << 16;
 }
 
-// ---- Atomics. PTX ISA: atom, red; relaxed: they order nothing else
+// ---- Atomics. PTX ISA: atom, red; relaxed, they order nothing else; ld.acquire, red.release
 
 template <typename T>
 T add_to(T* address, T x) {
@@ -420,19 +420,30 @@ T add_to(T* address, T x) {
   return old;
 }
 
-template <typename T>
-T add_atomically(T* address, T x, unsigned line) {
-  Worker::here().update(address, sizeof(T), at_line(line));
-  return add_to(address, x);
+void before_addition(const float* address, u32 count, unsigned line) {
+  Worker::here().update(address, count * sizeof(float), at_line(line));
+  Worker::here().in_order(address, count, at_line(line));
 }
 
-float atom_add(float* global, float x, unsigned line) { return add_atomically(global, x, line); }
+float atom_add(float* global, float x, unsigned line) {
+  before_addition(global, 1, line);
+  return add_to(global, x);
+}
 void atom_add_x4(float* global, const float (&x)[4], unsigned line) {
-  Worker::here().update(global, sizeof x, at_line(line));
+  before_addition(global, 4, line);
   for (int i = 0; i < 4; ++i) add_to(global + i, x[i]);
 }
 unsigned atom_add(unsigned* global, unsigned x, unsigned line) {
-  return add_atomically(global, x, line);
+  Worker::here().update(global, sizeof x, at_line(line));
+  Worker::here().count_move();
+  return add_to(global, x);
+}
+
+unsigned ld_acquire(const unsigned* global, unsigned line) {
+  return Worker::here().load_acquire(global, at_line(line));
+}
+void red_release_add(unsigned* global, unsigned x, unsigned line) {
+  Worker::here().add_release(global, x, at_line(line));
 }
 
 void trap(unsigned line) {

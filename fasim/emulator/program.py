@@ -69,6 +69,7 @@ class _Request(ctypes.Structure):
         ("budget", c_uint64),
         ("workers", c_int32),
         ("trace", c_int32),
+        ("ordered", c_int32),
         ("stop", ctypes.POINTER(c_int32)),
     ]
 
@@ -269,6 +270,7 @@ class Program:
         smem_bytes: int = 0,
         seed: int = 0,
         workers: int = 1,
+        ordered: bool = False,
         initialised: Collection[str] = (),
         known: Mapping[str, Known] | None = None,
         describe: Describe = _byte,
@@ -280,9 +282,10 @@ class Program:
         ``arguments`` stand in the order of the parameters: an array is passed by its address, bytes
         by value. Outputs count as uninitialised unless named in ``initialised``, or as ``known``
         says byte by byte; it is brought up to date, so that a file's next kernel knows what this
-        one wrote. ``seed`` draws the order in which warps run, ``workers`` threads share the
-        blocks, ``describe`` names a byte of shared memory in errors, ``spans`` receives the trace.
-        Raises Fault.
+        one wrote. ``seed`` draws the order in which warps run and blocks start, ``workers`` threads
+        share the blocks, ``ordered`` demands that floats are added up in an order that is always
+        the same, ``describe`` names a byte of shared memory in errors, ``spans`` receives the
+        trace. Raises Fault.
         """
         if block > MOST_THREADS or smem_bytes > MOST_SHARED:
             raise UsageError(
@@ -313,6 +316,7 @@ class Program:
             BUDGET,
             workers,
             spans is not None,
+            ordered,
             ctypes.pointer(stop),
         )
         response = self._run(request, stop)

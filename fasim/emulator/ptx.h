@@ -93,6 +93,12 @@ __forceinline__ float atom_add_f32(float* global, float x, FASIM_LINE) {
 __forceinline__ unsigned atom_add_u32(unsigned* global, unsigned x, FASIM_LINE) {
   return emulator::atom_add(global, x, line);
 }
+__forceinline__ unsigned ld_acquire_u32(const unsigned* global, FASIM_LINE) {
+  return emulator::ld_acquire(global, line);
+}
+__forceinline__ void red_release_add_u32(unsigned* global, unsigned x, FASIM_LINE) {
+  emulator::red_release_add(global, x, line);
+}
 
 #undef FASIM_LINE
 #undef FASIM_LDMATRIX

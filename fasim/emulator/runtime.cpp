@@ -67,12 +67,13 @@ void add(Counts& sum, const Counts& part) {
   for (std::size_t i = 0; i < sizeof(Counts) / sizeof(u64); ++i) to[i] += from[i];
 }
 
-// Of several faults the one of the first block.
-void collect(Response& response, const Worker& worker) {
+// Of several faults the one of the block that started first.
+void collect(Response& response, const Worker& worker, u64& first) {
   add(response.counts, worker.counts);
-  const Fault& fault = worker.fault;
-  const bool earlier = !response.fault.rule[0] || fault.block < response.fault.block;
-  if (fault.rule[0] && earlier) response.fault = fault;
+  if (worker.fault.rule[0] && worker.number() < first) {
+    first = worker.number();
+    response.fault = worker.fault;
+  }
   spans.insert(spans.end(), worker.tracer.spans.begin(), worker.tracer.spans.end());
 }
 
@@ -87,7 +88,8 @@ void launch(const Request& request, Response& response) {
     threads.emplace_back([i] { workers[i].run(shared_memory()); });
   }
   for (std::thread& thread : threads) thread.join();
-  for (std::size_t i = 0; i < count; ++i) collect(response, workers[i]);
+  u64 first = ~u64(0);
+  for (std::size_t i = 0; i < count; ++i) collect(response, workers[i], first);
   for (Array& array : launch.arrays) {
     if (array.writable && array.known) array.shadow.learn(array.known);
   }

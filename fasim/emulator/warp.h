@@ -229,7 +229,7 @@ inline void Worker::resume(Thread& thread) {
 
 // Runs warps in an order drawn from the seed, each until its lanes wait or it is left for another.
 inline void Worker::schedule() {
-  while (ready_ && !fault.rule[0] && !*launch_->request.stop) {
+  while (ready_ && !fault.rule[0] && !given_up_ && !*launch_->request.stop) {
     u32 choice = ready_;
     for (u32 skip = random_.below(u32(std::popcount(ready_))); skip; --skip) choice &= choice - 1;
     Warp& warp = warps_[u32(std::countr_zero(choice))];
@@ -311,6 +311,7 @@ inline void Worker::begin_block() {
   shared_shadow_.begin(epoch_, nullptr);
   std::memset(smem_raw, 0xff, request.smem_bytes);
   touches_ = 0;
+  learned_.clear();
   for (Barrier& barrier : barriers_) {
     if (barrier.used) clocks_.drop(barrier.clock);
     barrier = Barrier{};
@@ -331,6 +332,7 @@ inline void Worker::begin_threads() {
     thread.group = epoch_;
     thread.copies_done = epoch_ - 1;
     thread.copies.clear();
+    thread.asked = nullptr;
     clocks_.assign(thread.clock, clock);
   }
   clocks_.drop(clock);
@@ -363,7 +365,7 @@ inline void Worker::run_block() {
   schedule();
   u32 alive = 0;
   for (const Warp& warp : warps_) alive |= warp.alive;
-  if (alive && !fault.rule[0] && !*launch_->request.stop) deadlock();
+  if (alive && !fault.rule[0] && !given_up_ && !*launch_->request.stop) deadlock();
   end_block();
 }
 
@@ -372,6 +374,7 @@ inline void Worker::prepare(Launch& launch, std::size_t shared_bytes) {
   launch_ = &launch;
   counts = {};
   fault = {};
+  given_up_ = false;
   tracer.spans.clear();
   recent_ = nullptr;
   const bool worn = epoch_ > 1u << 30;  // epochs begin anew before they could run out
@@ -389,16 +392,20 @@ inline void Worker::prepare(Launch& launch, std::size_t shared_bytes) {
   epoch_ = 1;
 }
 
-// All blocks that are left, one by one. `shared` is this system thread's instance of the kernel's
-// shared memory.
+// All blocks that are left, one by one, in an order drawn from the seed. `shared` is this system
+// thread's instance of the kernel's shared memory.
 inline void Worker::run(u8* shared) {
   shared_base_ = shared;
   dynamic_ = smem_raw - shared;
   for (;;) {
-    block_ = launch_->next_block++;
-    if (block_ >= launch_->blocks() || launch_->stopped()) return;
-    run_block();
+    number_ = launch_->order.start();
+    if (number_ < launch_->blocks() && !launch_->stopped()) {
+      block_ = nth_block(number_, launch_->blocks(), launch_->request.seed);
+      run_block();
+    }
+    launch_->order.end(number_);
     if (fault.rule[0]) launch_->failed = true;
+    if (number_ + 1 >= launch_->blocks() || launch_->stopped()) return;
   }
 }
 

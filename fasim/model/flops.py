@@ -36,6 +36,17 @@ def executed(problem: Problem, algo: str, pass_: str, tiles: Tiles) -> Ints:
     if algo == "v2_split":
         steps = packed_visits(problem, tiles).steps
         return heads // problem.group * per_pair * steps * tiles.block_q * tiles.block_kv
+    if algo == "v2_second_pass":
+        return heads * _two_passes(problem, tiles)
     rows = tiles.rows_apart(algo, problem.dtype) if pass_ == "fwd" else tiles.block_q
     steps = visits(problem, rows, tiles.step_kv).steps
     return heads * per_pair * steps * rows * tiles.step_kv
+
+
+def _two_passes(problem: Problem, tiles: Tiles) -> Ints:
+    """FLOPs of a head where dQ has a kernel of its own: S, dP, dV and dK of blocks of keys, then S,
+    dP and dQ of blocks of as many queries."""
+    d, dv = padded(problem.head_dim), padded(problem.head_dim_v)
+    main = visits(problem, tiles.block_q, tiles.block_kv).steps * (4 * d + 4 * dv)
+    queries = visits(problem, tiles.block_kv, tiles.block_q).steps * (4 * d + 2 * dv)
+    return (main + queries) * tiles.block_q * tiles.block_kv

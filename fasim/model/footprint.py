@@ -47,13 +47,14 @@ WANTED_BASE, WANTED_PER_ACCUMULATOR = 62, 1.17
 # Split keys: limits of packed rows, this warp's place in a tile; fp32 spills a few addresses with
 # fewer than the second number.
 SPLIT_REGISTERS = {"fp32": 40, "fp16": 8, "bf16": 8, "e4m3": 8}
-# The same for a backward kernel, which keeps LSE and D of its rows too.
-BACKWARD_REGISTERS = 48
-# V2's backward kernel, whose LSE and D wait in shared memory: what it needs, and what it makes do
-# with where that is all that is left. Fitted to nvcc 13.0.
+# V1's and V2's backward kernels, whose LSE and D wait in shared memory: what they need, and what
+# they make do with where that is all that is left. Fitted to nvcc 13.0.
 V2_BACKWARD_REGISTERS, V2_BACKWARD_LEAST = 72, 64
 # What its options keep besides.
 BACKWARD_OPTION_REGISTERS = {"window": 4, "softcap": 8, "ALiBi": 4, "dense bias": 8, "sequences": 0}
+MMA_ROWS = 16  # the fewest queries of a tile
+# V1's plain copies on the way, in blocks of fewer than eight warps.
+V1_BACKWARD_COPIES = 16
 # V3: what FA3's published tiles leave between their accumulators and the register cap.
 WGMMA_SLACK = 28
 # V3: mbarriers and alignment of the tiles to 1024 bytes.
@@ -93,12 +94,12 @@ def registers(problem: Problem, algo: str, pass_: str, tiles: Tiles) -> Ints:
 
 def granted(problem: Problem, algo: str, pass_: str, tiles: Tiles, cap: Ints) -> Ints:
     """Registers to let the compiler use, at most ``cap``: what it wants where there is room for
-    more than it needs. V2's backward kernel gets all there is room for, as it wants more than that;
-    other backward kernels and V3's get what they need."""
+    more than it needs. V1's and V2's backward kernels get all there is room for, as they want more
+    than that; V3's get what they need."""
     needed = registers(problem, algo, pass_, tiles)
-    if (algo, pass_) == ("v2", "bwd"):
+    if pass_ == "bwd" and algo != "v3":
         return np.asarray(np.maximum(needed, cap))
-    if pass_ == "bwd" or algo == "v3":
+    if algo == "v3":
         return needed
     tiles = _with_all_rows(tiles) if algo == "v2_split" else tiles
     wanted = WANTED_BASE + WANTED_PER_ACCUMULATOR * _accumulators(problem, tiles)
@@ -131,10 +132,10 @@ def _q_tile(problem: Problem, tiles: Tiles) -> Any:
 
 
 def _v1_bwd_smem(problem: Problem, tiles: Tiles) -> Any:
-    """FA2's map: K and V stay, stages of Q, one dO, then P and dS."""
+    """K and V stay; one tile of Q and dO with their fp32 L and D; one of dS."""
     d, dv, e = _dims(problem)
     m, n = tiles.block_q, tiles.block_kv
-    return (n * (d + dv) + m * (tiles.stages * d + dv) + 2 * m * n) * e
+    return (n * (d + dv) + m * (d + dv) + m * n) * e + 8 * m
 
 
 def _v2_bwd_smem(problem: Problem, tiles: Tiles) -> Any:
@@ -144,6 +145,12 @@ def _v2_bwd_smem(problem: Problem, tiles: Tiles) -> Any:
     m, n = tiles.block_q, tiles.block_kv
     walked = tiles.stages * m * ((d + dv) * e + 8)
     return n * (d + dv) * e + walked + 2 * tiles.sharing * m * n * e
+
+
+def _second_pass_smem(problem: Problem, tiles: Tiles) -> Any:
+    """V2's, without dS where P stays in registers too. The kernel of dQ makes do with that."""
+    unshared = 2 * tiles.block_q * tiles.block_kv * problem.element_bytes * ~tiles.p_shared
+    return _v2_bwd_smem(problem, tiles) - unshared
 
 
 def _v3_bwd_smem(problem: Problem, tiles: Tiles) -> Any:
@@ -244,7 +251,7 @@ def v1_most(problem: Problem) -> int:
 
 
 def _v1_bwd_registers(problem: Problem, tiles: Tiles) -> Any:
-    return _bwd_accumulators(problem, tiles) + BACKWARD_REGISTERS
+    return _v2_bwd_registers(problem, tiles) + V1_BACKWARD_COPIES * (tiles.warps < 8)
 
 
 def _v2_bwd_registers(problem: Problem, tiles: Tiles) -> Any:
@@ -292,7 +299,8 @@ _SMEM: dict[tuple[str, str], _Count] = {
     ("v2_split", "fwd"): _v2_fwd_smem,
     ("v3", "fwd"): _v3_fwd_smem,
     ("v1", "bwd"): _v1_bwd_smem,
-    ("v2", "bwd"): _v2_bwd_smem,
+    **dict.fromkeys((("v2", "bwd"), ("v2_ordered", "bwd")), _v2_bwd_smem),
+    ("v2_second_pass", "bwd"): _second_pass_smem,
     ("v3", "bwd"): _v3_bwd_smem,
 }
 _REGISTERS: dict[tuple[str, str], _Count] = {
@@ -301,7 +309,7 @@ _REGISTERS: dict[tuple[str, str], _Count] = {
     ("v2_split", "fwd"): _v2_split_registers,
     ("v3", "fwd"): _v3_fwd_registers,
     ("v1", "bwd"): _v1_bwd_registers,
-    ("v2", "bwd"): _v2_bwd_registers,
+    **{(name, "bwd"): _v2_bwd_registers for name in ("v2", "v2_ordered", "v2_second_pass")},
     ("v3", "bwd"): _v3_bwd_registers,
 }
 
@@ -364,7 +372,7 @@ def _flash_hbm(problem: Problem, algo: str, pass_: str) -> HbmBytes:
     forward = _v1_workspace(problem) if algo == "v1" else 0
     if pass_ == "fwd":
         return HbmBytes(inputs=t.q + t.kv + t.bias, outputs=t.o + t.lse, workspace=forward)
-    backward = _dq_workspace(problem)
+    backward = _dq_workspace(problem, algo)
     return HbmBytes(
         inputs=t.q + t.kv + t.o + t.bias,  # dO is as large as O
         outputs=t.q + t.kv,
@@ -389,10 +397,15 @@ def merge_bytes(problem: Problem, tiles: Tiles) -> Ints:
     return np.asarray(tiles.warps * tiles.block_q * (padded(problem.head_dim_v) + 8) * 4)
 
 
-def _dq_workspace(problem: Problem) -> int:
-    """dQ accumulates in fp32 over rows padded to 128; D = rowsum(dO * O) is a float a row."""
-    rows = problem.batch * problem.heads * int(round_up(problem.seq, 128))
-    return rows * 4 * padded(problem.head_dim) + problem.batch * problem.heads * problem.seq * 4
+def _dq_workspace(problem: Problem, algo: str) -> int:
+    """dQ accumulates in fp32 over rows padded to 128, unless a second pass makes it in registers;
+    D = rowsum(dO * O) is a float a row; where blocks take turns, a tile has a counter."""
+    heads = problem.batch * problem.heads
+    delta, padded_rows = heads * problem.seq * 4, heads * int(round_up(problem.seq, 128))
+    if algo == "v2_second_pass":
+        return delta
+    counters = 4 * (padded_rows // MMA_ROWS + 1) * (algo == "v2_ordered")
+    return padded_rows * 4 * padded(problem.head_dim) + delta + counters
 
 
 def budget(gpu: Gpu, reserve: int = 0) -> int:

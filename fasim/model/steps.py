@@ -191,17 +191,6 @@ def _bwd(shape: _Shape, rates: Rates, smem: Any) -> Step:
     )
 
 
-def _v1_bwd(shape: _Shape, rates: Rates) -> Step:
-    """Warps in a square read an operand sqrt(warps) times; P and dS pass through shared memory."""
-    m, n, d, dv = shape.m, shape.n, shape.d, shape.dv
-    over_d, over_dv, over_m, over_n = d * (m + n), dv * (m + n), m * (2 * n + d + dv), n * (m + d)
-    operands = (over_d + over_dv + over_m + over_n) * np.sqrt(shape.tiles.warps)
-    reread = FP32_REREAD if shape.dtype == "fp32" else 1
-    written = 2 * shape.scores * shape.e + shape.rows_bytes
-    step = _bwd(shape, rates, operands * shape.e * reread + written)
-    return replace(step, l2=0 * step.l2)
-
-
 def _v2_bwd(shape: _Shape, rates: Rates) -> Step:
     """Every warp reads Q and dO twice, all of them or, where two share keys, half; its keys of K
     once per step of queries, of V once for each 16 keys besides; dQ's units of QUERY_STEP
@@ -212,12 +201,59 @@ def _v2_bwd(shape: _Shape, rates: Rates) -> Step:
     walked = 2 * shape.tiles.warps // split * shape.rows_bytes
     own = m // shape.tiles.query_step * n * (d + keys // 16 * shape.dv) * e
     own = own + (4 + 1) * shape.scores * e * (split > 1)  # and P written
-    units = m // QUERY_STEP * n * d * e + shape.scores * e * np.maximum(d // 32, 1)
+    units = _unit_reads(shape)
     written = shape.scores * e + shape.rows_bytes
     busy = _busy(shape)
     reread = FP32_REREAD if shape.dtype == "fp32" else 1
     step = _bwd(shape, rates, (walked + own + units) * reread + written)
     return replace(step, tensor=step.tensor / busy, softmax=step.softmax / busy)
+
+
+def _unit_reads(shape: _Shape) -> Any:
+    """K once for the rows of a unit of dQ, dS once for its 32 columns."""
+    rows = shape.m // np.minimum(shape.m, QUERY_STEP)
+    return (rows * shape.n * shape.d + shape.scores * np.maximum(shape.d // 32, 1)) * shape.e
+
+
+def _v1_bwd(shape: _Shape, rates: Rates) -> Step:
+    """V2's step; timeline.py adds the copies."""
+    step = _v2_bwd(shape, rates)
+    return replace(step, l2=0 * step.l2)
+
+
+def _main_of_two(shape: _Shape, rates: Rates) -> Step:
+    """V2's step without dQ, and without dS in shared memory where P is in registers."""
+    whole, split = _v2_bwd(shape, rates), shape.tiles.sharing
+    left_out = _unit_reads(shape) + shape.scores * shape.e * (split == 1)
+    flops = 2 * shape.scores * (2 * shape.d + 2 * shape.dv)
+    return replace(
+        whole,
+        tensor=flops / rates.matmul_flops / _busy(shape),
+        smem=whole.smem - left_out / rates.smem_bytes,
+        l2=shape.rows_bytes / rates.l2_bytes,
+    )
+
+
+def query_step(problem: Problem, rates: Rates, tiles: Tiles) -> Step:
+    """A step of the kernel that makes dQ alone: block_kv queries, which warps own as they own keys
+    elsewhere, against block_q keys. Every warp reads K twice and V once, or half of them where two
+    share queries; its rows of Q once per QUERY_STEP keys, those of dO once for each 16 rows
+    besides; dS passes through shared memory where two share queries."""
+    shape = _Shape(problem, tiles)
+    m, n, d, dv, e, split = shape.m, shape.n, shape.d, shape.dv, shape.e, tiles.sharing
+    walked = tiles.warps // split * m * (2 * d + dv) * e
+    rows = n * split // tiles.warps
+    own = m // tiles.query_step * n * (d + rows // 16 * dv) * e
+    own = own + (1 + 2) * shape.scores * e * (split > 1)
+    smem = walked + own + shape.rows_bytes
+    busy = _busy(shape)
+    return Step(
+        tensor=2 * shape.scores * (2 * d + dv) / rates.matmul_flops / busy,
+        softmax=_softmax_bwd(shape, rates) / busy,
+        smem=smem / rates.smem_bytes,
+        l2=shape.rows_bytes / rates.l2_bytes,
+        fill_bytes=shape.rows_bytes,
+    )
 
 
 def _wgmma_bwd(shape: _Shape, rates: Rates) -> Step:
@@ -236,6 +272,7 @@ _STEPS: dict[tuple[str, str], Callable[[_Shape, Rates], Step]] = {
     ("v2_split", "fwd"): _split_fwd,
     ("v3", "fwd"): _wgmma_fwd,
     ("v1", "bwd"): _v1_bwd,
-    ("v2", "bwd"): _v2_bwd,
+    **dict.fromkeys((("v2", "bwd"), ("v2_ordered", "bwd")), _v2_bwd),
+    ("v2_second_pass", "bwd"): _main_of_two,
     ("v3", "bwd"): _wgmma_bwd,
 }

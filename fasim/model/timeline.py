@@ -7,7 +7,7 @@ did. All constants stand at the top of their module; each is one number for a wh
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -16,9 +16,10 @@ from fasim.gpu import Gpu
 from fasim.model import traffic
 from fasim.model.footprint import Tensors
 from fasim.model.silicon import Rates, rates
-from fasim.model.steps import Step, step
+from fasim.model.steps import Step, query_step, step
 from fasim.model.tiles import Ints, Reals, Tiles, ceil_div
 from fasim.model.visits import packed_visits, visits
+from fasim.plan import ABREAST
 from fasim.problem import Problem
 
 Law = Callable[[Any], Any]  # clocks of a step, by the blocks resident on its SM
@@ -41,6 +42,8 @@ HIDDEN = 0.1
 # barrier. The share was chosen so that an A100 comes to FlashAttention-2's published rates; the
 # clocks were fitted to eight problems on an H200, and the A100 stays within 12 %.
 V2_BACKWARD_SHOWS, V2_BACKWARD_SYNC = 0.5, 1500.0
+# Taking turns: trips to the L2 a step, that of an acquire and those of a fence and a release.
+TURN_TRIPS = 3
 # Barriers, pipeline ramps and row reductions of one step of one block.
 SYNC_CLOCKS = {"fwd": 250.0, "bwd": 2000.0}
 # A block's life outside its steps: its start, first loads, last stores.
@@ -87,7 +90,7 @@ def predict(
     if algo == "standard":
         return _standard(problem, gpu, pass_, tiles, speed)
     tiles = tiles.resident(np.maximum(blocks_per_sm, 1))
-    kind = _Split if algo == "v2_split" else _Flash
+    kind = _VARIANTS.get(algo, _Flash)
     return kind(problem, gpu, algo, pass_, tiles, speed).times()
 
 
@@ -101,7 +104,7 @@ class _Flash:
         self.algo, self.pass_, self.background = algo, pass_, gpu.cp_async
         self.step = step(problem, speed, algo, pass_, tiles)
         self.seen, self.heads = self._seen()
-        self.shared = problem.group if (algo, pass_) == ("v2", "bwd") else 1  # heads of a block
+        self.shared = problem.group if pass_ == "bwd" and algo != "v3" else 1  # heads of a block
         self.issued = traffic.issued(problem, algo, pass_, tiles)
         self.dram = traffic.dram(problem, gpu, algo, pass_, tiles, tiles.blocks_per_sm)
 
@@ -128,15 +131,17 @@ class _Flash:
         return np.asarray(self.dram.total / self.speed.hbm_bytes_s)
 
     def _launches(self) -> int:
-        """A backward of V2 or V3 prepares D before and rounds dQ after its main kernel."""
-        return 3 if self.pass_ == "bwd" and self.algo != "v1" else 1
+        """A backward prepares D before its main kernel; V2 and V3 round dQ after it."""
+        backward = 2 if self.algo == "v1" else 3
+        return backward if self.pass_ == "bwd" else 1
 
     def _aside_s(self) -> float:
-        """Seconds of those two passes, bound by HBM."""
-        if self._launches() == 1:
+        """Seconds of what stands before and after the main kernel, bound by HBM."""
+        if self.pass_ == "fwd":
             return 0.0
         t = Tensors.of(self.problem)
-        return (2 * t.o + t.q + 2 * _fp32_q(self.problem)) / self.speed.hbm_bytes_s
+        rounding = t.q + 2 * _fp32_q(self.problem) if self.algo != "v1" else 0
+        return (2 * t.o + rounding) / self.speed.hbm_bytes_s
 
     def _terms(self, hbm: Reals) -> dict[str, Reals]:
         s, per_clock = self.step, self.heads / (self.speed.sms * self.speed.clock_hz)
@@ -156,10 +161,10 @@ class _Flash:
             return np.maximum(clocks, s.l2)
         independent = self._independent(resident)
         sync = SYNC_CLOCKS[self.pass_]
-        if (self.algo, self.pass_) == ("v2", "bwd"):
+        if self.pass_ == "bwd" and self.algo.startswith("v2"):
             rest = V2_BACKWARD_SHOWS * (s.serial - s.longest_on_chip)
             rest /= self._warps_a_scheduler(resident)
-            waits = (V2_BACKWARD_SYNC + self._exposed()) / independent
+            waits = (V2_BACKWARD_SYNC + self._turn_clocks() + self._exposed()) / independent
             return np.maximum(s.longest_on_chip + rest + waits, s.l2)
         if self.pass_ == "bwd":
             shown = 1 - HIDDEN * (1 - 1 / independent)
@@ -169,6 +174,10 @@ class _Flash:
         shown = pipes * (s.tensor + s.smem) + softmax * s.softmax
         lone = (alone * s.serial + self._exposed()) / independent
         return np.maximum(shown + lone + sync, s.longest)
+
+    def _turn_clocks(self) -> float:
+        """Clocks of a step that a warp waits for its block's turn, and another to end it."""
+        return 0.0
 
     def _shows(self) -> tuple[float, float, float]:
         """Shares of products and reads, and of softmax, that show; of all in a lone block."""
@@ -257,12 +266,12 @@ class _Flash:
     def _one_block_a_head(self, law: Law) -> Reals:
         """V1: nothing overlaps inside a block; its copies add to its steps."""
         s, seen, speed = self.step, self.seen, self.speed
-        full = self.tiles.blocks_per_sm
-        waves, rest = np.divmod(self.heads, speed.sms * full)
+        full, blocks = self.tiles.blocks_per_sm, self.heads // self.shared
+        waves, rest = np.divmod(blocks, speed.sms * full)
         last = ceil_div(rest, speed.sms)
         turns = waves * full * self._head(law, full)
         turns = turns + np.where(last > 0, last * self._head(law, np.maximum(last, 1)), 0.0)
-        active = np.minimum(1.0, self.heads / speed.sms)
+        active = np.minimum(1.0, blocks / speed.sms)
         l2 = self.issued.total / (speed.l2_bytes * speed.sms * active)
         drawn = np.minimum(1.0, SOLO_DRAW * active)
         hbm = self.dram.total / (speed.hbm_bytes_s * drawn) * speed.clock_hz
@@ -271,10 +280,9 @@ class _Flash:
 
     def _head(self, law: Law, resident: Any) -> Any:
         """Clocks of an SM a head, besides the bytes: every step waits for loads and for stores."""
-        seen = self.seen
+        steps, blind = self.shared * self.seen.steps, self.seen.blind * (self.pass_ == "fwd")
         latency = 2 * self.speed.l2_latency / self._independent(resident)
-        visited = seen.steps + seen.blind
-        return seen.steps * law(resident) + visited * latency + MMA_BLOCK_CLOCKS[self.pass_]
+        return steps * law(resident) + (steps + blind) * latency + MMA_BLOCK_CLOCKS[self.pass_]
 
 
 class _Split(_Flash):
@@ -308,6 +316,62 @@ class _Split(_Flash):
     def _block(self, law: Law, resident: Any, steps: Any = None) -> Any:
         """Of a block with the longest share of the tiles."""
         return super()._block(law, resident, ceil_div(self.seen.longest, self.tiles.splits))
+
+
+class _Ordered(_Flash):
+    """V2 backward whose blocks add to dQ in turns."""
+
+    def _turn_clocks(self) -> float:
+        return TURN_TRIPS * self.speed.l2_latency
+
+    def _clocks(self, law: Law) -> Reals:
+        """At the start each block of a head waits until the one before it is a step ahead; later
+        ones start as far apart as those whose places they take."""
+        heads = self.heads // self.shared
+        resident = np.minimum(heads * self.seen.kv_tiles, self.speed.sms * self.tiles.blocks_per_sm)
+        convoy = np.minimum(ceil_div(resident, min(heads, ABREAST)), self.seen.kv_tiles)
+        full = np.clip(ceil_div(resident, self.speed.sms), 1, self.tiles.blocks_per_sm)
+        filling = np.maximum(convoy - 1, 0) * full * law(full)
+        return np.asarray(super()._clocks(law) + filling)
+
+
+class _Queries(_Flash):
+    """The kernel that makes dQ alone: V2's backward laws, a block per block_kv queries."""
+
+    def __init__(self, problem: Problem, gpu: Gpu, pass_: str, tiles: Tiles, speed: Rates) -> None:
+        super().__init__(problem, gpu, "v2", pass_, tiles, speed)
+        self.step, self.shared = query_step(problem, speed, tiles), 1
+        turned = visits(problem, tiles.block_kv, tiles.block_q)
+        self.seen = replace(turned, q_tiles=turned.kv_tiles, kv_tiles=turned.q_tiles)
+
+
+class _SecondPass(_Flash):
+    """V2 backward whose dQ has a kernel of its own."""
+
+    def __init__(
+        self, problem: Problem, gpu: Gpu, algo: str, pass_: str, tiles: Tiles, speed: Rates
+    ) -> None:
+        super().__init__(problem, gpu, algo, pass_, tiles, speed)
+        self.queries = _Queries(problem, gpu, pass_, tiles, speed)
+
+    def _aside_s(self) -> float:
+        """The kernel before the main one; the one after it is no matter of HBM."""
+        return 2 * Tensors.of(self.problem).o / self.speed.hbm_bytes_s
+
+    def _clocks(self, law: Law) -> Reals:
+        same: Law = getattr(self.queries, law.__name__)
+        return super()._clocks(law) + self.queries._clocks(same)
+
+    def _terms(self, hbm: Reals) -> dict[str, Reals]:
+        terms, more = super()._terms(hbm), self.queries._terms(hbm)
+        return terms | {pipe: terms[pipe] + more[pipe] for pipe in ("tensor", "mufu", "smem")}
+
+
+_VARIANTS: dict[str, type[_Flash]] = {
+    "v2_split": _Split,
+    "v2_ordered": _Ordered,
+    "v2_second_pass": _SecondPass,
+}
 
 
 def _matmul(s: Step) -> Any:

@@ -8,7 +8,7 @@ after the L2 cache has served what it still holds.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,7 @@ from fasim.gpu import Gpu
 from fasim.model.footprint import Tensors, parts_bytes
 from fasim.model.tiles import Ints, Tiles, ceil_div, padded
 from fasim.model.visits import Visits, packed_visits, visits
+from fasim.plan import ABREAST
 from fasim.problem import Problem
 
 # Share of the L2 that a working set may fill and still be found there again.
@@ -62,6 +63,8 @@ def issued(problem: Problem, algo: str, pass_: str, tiles: Tiles) -> Bytes:
         return _standard(problem, pass_)
     if algo == "v2_split":
         return _v2_split(problem, tiles)
+    if algo == "v2_second_pass":
+        return _second_pass(problem, tiles)
     seen = visits(problem, tiles.block_q, tiles.block_kv)
     moved = _ISSUED[algo, pass_](problem, seen, tiles.block_q)
     reads = _option_reads if pass_ == "fwd" else _option_reads_bwd
@@ -179,20 +182,15 @@ def _v2_split(problem: Problem, tiles: Tiles) -> Bytes:
 
 
 def _v1_bwd(problem: Problem, seen: Visits, block_q: Ints) -> Bytes:
-    """Outer loop over K/V blocks; each step reads Q, O, dO and LSE of a q block and updates its
-    fp32 dQ in HBM, which the first step only writes and the last turns into the result."""
-    p, e, heads = problem, problem.element_bytes, problem.batch * problem.heads
-    rows = heads * (seen.rows + seen.blind_rows)
-    again = rows - heads * p.seq
-    reads = {
-        "q": rows * p.head_dim * e,
-        "o": rows * p.head_dim_v * e,
-        "do": rows * p.head_dim_v * e,
-        "lse": rows * 4,
-        "dq_acc": again * p.head_dim * 4,
-    }
-    writes = {"dq_acc": again * p.head_dim * 4, "dq": heads * p.seq * p.head_dim * e}
-    return _with_kv_gradients(problem, reads, writes)
+    """As V2, with the loop over K/V blocks outside, in one block a K/V head: each step updates the
+    fp32 dQ of a q block in HBM, a whole tile, which the first step only writes and the last turns
+    into the result."""
+    heads = problem.batch * problem.heads
+    tile = heads * block_q * padded(problem.head_dim) * 4
+    again = tile * (seen.steps - seen.q_tiles + seen.blind)
+    moved = _v2_bwd(problem, seen, block_q)
+    updated = {"dq_acc": again}
+    return Bytes.by_tensor({**moved.reads, **updated}, {**moved.writes, **updated})
 
 
 def _v2_bwd(problem: Problem, seen: Visits, block_q: Ints) -> Bytes:
@@ -220,6 +218,39 @@ def _v2_bwd(problem: Problem, seen: Visits, block_q: Ints) -> Bytes:
         "dv": t.v,
     }
     return Bytes.by_tensor(reads, writes)
+
+
+def _v2_ordered(problem: Problem, seen: Visits, block_q: Ints) -> Bytes:
+    """As V2, and every step asks a tile's counter and moves it; the counters, and that of the
+    blocks which started, begin at 0."""
+    heads, any_rows = problem.batch * problem.heads, problem.seq > 0
+    moved = _v2_bwd(problem, seen, block_q)
+    blocks = problem.batch * problem.kv_heads * seen.kv_tiles
+    taken, counters = heads * seen.steps, heads * seen.q_tiles + 1
+    return Bytes.by_tensor(
+        {**moved.reads, "turns": 4 * taken},
+        {**moved.writes, "turns": 4 * (taken + (counters + blocks) * any_rows)},
+    )
+
+
+def _second_pass(problem: Problem, tiles: Tiles) -> Bytes:
+    """V2's main kernel without dQ; then a block per q tile, as long as a K/V tile elsewhere, reads
+    Q, dO, LSE and D of its rows once, all warps that share rows for themselves, and the K/V tiles
+    that they see."""
+    p, e, heads = problem, problem.element_bytes, problem.batch * problem.heads
+    moved = _v2_bwd(p, visits(p, tiles.block_q, tiles.block_kv), tiles.block_q)
+    keys = heads * visits(p, tiles.block_kv, tiles.block_q).keys
+    rows = heads * p.seq
+    more = {
+        "q": rows * p.head_dim * e,
+        "do": rows * p.head_dim_v * e,
+        "lse": rows * 4 * tiles.sharing,
+        "delta": rows * 4 * tiles.sharing,
+        "k": keys * p.head_dim * e,
+        "v": keys * p.head_dim_v * e,
+    }
+    reads = {name: moved.reads[name] + more.get(name, 0) for name in (*more, "o")}
+    return Bytes.by_tensor(reads, {n: b for n, b in moved.writes.items() if n != "dq_acc"})
 
 
 def _v3_bwd(problem: Problem, seen: Visits, block_q: Ints) -> Bytes:
@@ -259,6 +290,7 @@ _ISSUED: dict[tuple[str, str], Callable[[Problem, Visits, Ints], Bytes]] = {
     ("v3", "fwd"): _v2_fwd,
     ("v1", "bwd"): _v1_bwd,
     ("v2", "bwd"): _v2_bwd,
+    ("v2_ordered", "bwd"): _v2_ordered,
     ("v3", "bwd"): _v3_bwd,
 }
 
@@ -285,9 +317,12 @@ def dram(
     if algo == "v2_split":
         return _split_dram(problem, gpu, tiles, asked)
     resident = gpu.sm_count * np.maximum(blocks_per_sm, 1)
+    if algo == "v2_second_pass":
+        return _second_pass_dram(problem, gpu, tiles, asked, resident)
     if algo == "v1":
         return _v1_dram(problem, gpu, pass_, asked, resident)
-    return _walk_dram(problem, gpu, pass_, tiles, asked, resident)
+    abreast = min(ABREAST, problem.batch * problem.kv_heads) if algo == "v2_ordered" else 1
+    return _walk_dram(problem, gpu, pass_, tiles, asked, resident, abreast)
 
 
 def _standard_dram(problem: Problem, gpu: Gpu, pass_: str, asked: Bytes) -> Bytes:
@@ -322,22 +357,46 @@ def _v1_dram(problem: Problem, gpu: Gpu, pass_: str, asked: Bytes, resident: Int
     )
 
 
+def _second_pass_dram(
+    problem: Problem, gpu: Gpu, tiles: Tiles, asked: Bytes, resident: Ints
+) -> Bytes:
+    """A backward walk without dQ, then one over K and V, as forward, that reads Q, dO, LSE and D
+    and writes dQ."""
+    p, t = problem, Tensors.of(problem)
+    rows = replace(tiles, block_q=tiles.block_kv)
+    keys = _walk_dram(p, gpu, "fwd", rows, asked, resident)
+    queries = _walk_dram(p, gpu, "bwd", tiles, asked, resident)
+    dq = p.batch * p.heads * p.seq * p.head_dim * 4
+    read = keys.read + queries.read - dq + t.o + 2 * t.lse
+    write = queries.write - dq + t.q
+    return Bytes(np.minimum(read, asked.read), np.minimum(write, asked.write))
+
+
 def _walk_dram(
-    problem: Problem, gpu: Gpu, pass_: str, tiles: Tiles, asked: Bytes, resident: Ints
+    problem: Problem,
+    gpu: Gpu,
+    pass_: str,
+    tiles: Tiles,
+    asked: Bytes,
+    resident: Ints,
+    abreast: int = 1,
 ) -> Bytes:
     """Blocks of one head walk the same tensors together: K and V forward, Q and dO backward.
 
     While the walked tensors of all heads at work fit in the L2 each byte comes from HBM once;
-    beyond that, once for every convoy of blocks that walks along."""
+    beyond that, once for every convoy of blocks that walks along. At least ``abreast`` heads are at
+    work."""
     p, e = problem, problem.element_bytes
     forward = pass_ == "fwd"
     per_head = ceil_div(p.seq, tiles.block_q) if forward else ceil_div(p.seq_kv, tiles.block_kv)
     per_walk = np.maximum(per_head * (p.group if forward else 1), 1)
-    heads = ceil_div(resident, per_walk)
+    heads = np.maximum(ceil_div(resident, per_walk), abreast)
     row = (p.head_dim + p.head_dim_v) * e
     row_bwd = row + 8 + 4 * padded(p.head_dim)
     alive = heads * (p.seq_kv * row if forward else p.seq * row_bwd)
-    convoy = np.minimum(resident, per_walk)
+    convoy = (
+        np.clip(resident // heads, 1, per_walk) if abreast > 1 else np.minimum(resident, per_walk)
+    )
     passes = np.where(alive <= L2_SHARE * gpu.l2_bytes, 1, ceil_div(per_walk, convoy))
     extra = np.where(passes > 1, passes * (1 + DRIFT) - 1, 0.0)
     least = _least(problem, pass_, asked)

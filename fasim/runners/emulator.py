@@ -105,6 +105,7 @@ class EmulatorRunner:
                     smem_bytes=stage.smem_bytes,
                     seed=seed,
                     workers=min(self.workers, stage.grid),
+                    ordered=kernel.plan.kernel.deterministic,
                     known=known,
                     describe=_shared_bytes(kernel).__getitem__,
                     spans=spans,

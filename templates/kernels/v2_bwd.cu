@@ -1,15 +1,35 @@
 // FlashAttention-2, backward (Dao 2023, algorithm 2).
 //
+//% set second_pass = kernel.dq == "second_pass"
+//% set ordered = kernel.dq == "ordered"
+//% set shares_ds = not second_pass or tile.p_in == "shared"
+//% set block = "block" if ordered else "blockIdx.x"
 // Three kernels, launched one after the other with the same arguments:
+//% if second_pass
+//   prepare  D = rowsum(dO * O), one fp32 a row
+//   main     one thread block per block of keys. It walks the queries that see them, of every head
+//            that shares them, makes P again from Q, K and L, and keeps dK and dV in registers
+//   queries  one thread block per block of queries. It walks the keys that they see, makes P and dS
+//            once more, and keeps dQ in registers
+//
+// All sums have a fixed order, so every run gives the same bits. In the main kernel S and P stand on
+// their side, keys by queries, so that they feed dV and dK as left operands.
+//% else
 //   prepare  D = rowsum(dO * O), one fp32 a row, and zeros for dQ
 //   main     one thread block per block of keys. It walks the queries that see them, of every head
 //            that shares them, makes P again from Q, K and L, keeps dK and dV in registers, and adds
 //            its part of dQ in HBM, in fp32
 //   finish   dQ, scaled and rounded
 //
-// dK and dV are sums in a fixed order. dQ is summed by atomic additions in any order. S and P stand
+// dK and dV are sums in a fixed order. dQ is summed by atomic additions$(", in the order of the keys: see" if ordered else " in any order. S and P stand")
+//% if ordered
+// Turns. S and P stand on their side, keys by queries, so that they feed dV and dK from registers;
+// only dS passes through shared memory, for dQ, a step later: one barrier a step is enough.
+//% else
 // on their side, keys by queries, so that they feed dV and dK from registers; only dS passes through
 // shared memory, for dQ, a step later: one barrier a step is enough.
+//% endif
+//% endif
 //
 //   paper   here                    paper   here
 //   B_r     kBlockQ                 T_r     q_tiles
@@ -25,7 +45,11 @@
 //% include "parts/constants_bwd.cuh"
 constexpr int kSlotElements = kBlockQ * (kD + kDV);  // Q and dO of one tile
 constexpr int kWeightElements = kBlockQ * kBlockKV;  // dS or P of one tile
+//% if shares_ds
 constexpr int kWeightTiles = $(2 if tile.p_in == "registers" else 4);  // $("two of dS" if tile.p_in == "registers" else "two of dS, two of P")
+//% else
+constexpr int kWeightTiles = 0;  // P and dS stay in registers
+//% endif
 constexpr int kSharedElements =
     kBlockKV * (kD + kDV) + kSlots * kSlotElements + kWeightTiles * kWeightElements;
 
@@ -48,10 +72,17 @@ static_assert(kSharedElements * sizeof(Element) + 2 * kSlots * kBlockQ * sizeof(
 //% if kernel.softcap
 //% include "ptx/rcp.cuh"
 //% endif
-//% if kernel.arch in ("sm_80", "sm_86", "sm_89")
+//% if second_pass
+//# dQ leaves by plain stores
+//% elif kernel.arch in ("sm_80", "sm_86", "sm_89")
 //% include "ptx/red_add_f32.cuh"
 //% else
 //% include "ptx/red_add_f32x4.cuh"
+//% endif
+//% if ordered
+//% include "ptx/atom_add_u32.cuh"
+//% include "ptx/ld_acquire_u32.cuh"
+//% include "ptx/red_release_add_u32.cuh"
 //% endif
 
 //% include "device/words.cuh"
@@ -80,7 +111,19 @@ static_assert(kSharedElements * sizeof(Element) + 2 * kSlots * kBlockQ * sizeof(
 //% include "device/score_columns.cuh"
 //% endif
 
+//% if second_pass
+//% include "device/last_key.cuh"
+
+//% include "device/query_rows.cuh"
+//% else
 //% include "device/query_gradient.cuh"
+
+//% include "device/add_query_gradient.cuh"
+//% endif
+
+//% if ordered
+//% include "device/turns.cuh"
+//% endif
 
 //% include "device/store_rows.cuh"
 
@@ -112,11 +155,17 @@ $(parameters(kernel))) {
         row_product(o + query * o_strides.seq, dO + query * do_strides.seq, valid);
     if (valid && threadIdx.x % kRowThreads == 0) delta[query] = product;
   }
+//% if not second_pass
   const i64 tile = $(dq_tile(kernel, "first / kBlockQ"));
   float4* dq_tile = reinterpret_cast<float4*>(dq_acc + tile * (kBlockQ * kD));
   for (int i = threadIdx.x; i < kBlockQ * kD / 4; i += kThreads) {
     dq_tile[i] = make_float4(0.f, 0.f, 0.f, 0.f);
   }
+//% endif
+//% if ordered
+  if (threadIdx.x == 0) turns[1 + blockIdx.x] = 0;  // of this tile of dQ
+  if (blockIdx.x == 0 && threadIdx.x == 1) turns[0] = 0;  // blocks of the main kernel that started
+//% endif
 }
 
 // clang-format off
@@ -133,9 +182,14 @@ $(parameters(kernel))) {
 
   // This block's keys. Under a causal mask the first ones are seen by the most queries.
   const int kv_tiles = ($(longest_k(kernel)) + kBlockKV - 1) / kBlockKV;
-  const int first_key = blockIdx.x % kv_tiles * kBlockKV;
-  const int kv_head = blockIdx.x / kv_tiles % kv_heads;
-  const i64 batch = blockIdx.x / kv_tiles / kv_heads;
+//% if ordered
+  // Its place in the order of turns; without queries there are none.
+  const int number = seq_q > 0 ? take_number(turns, smem_raw) : blockIdx.x;
+  const int block = block_of(number, kv_tiles, gridDim.x / kv_tiles);
+//% endif
+  const int first_key = $(block) % kv_tiles * kBlockKV;
+  const int kv_head = $(block) / kv_tiles % kv_heads;
+  const i64 batch = $(block) / kv_tiles / kv_heads;
 //% if kernel.varlen
   const Sequence sequence = sequence_at(cu_seqlens_q, cu_seqlens_k, batch);
   const int seq_q = sequence.seq_q, seq_kv = sequence.seq_kv;
@@ -162,10 +216,18 @@ $(parameters(kernel))) {
   const int q_tiles = max(0, (end_query + kBlockQ - 1) / kBlockQ - first_tile);
   const int steps = group * q_tiles;
   const auto head_at = [&](int t) { return kv_head * group + t / q_tiles; };
+//% if ordered
+  // The last tile is seen by all blocks of keys, and they all begin with it: each reaches a tile a
+  // step after the one whose turn comes before.
+  const auto query_at = [&](int t) { return (q_blocks - 1 - t % q_tiles) * kBlockQ; };
+//% else
   const auto query_at = [&](int t) { return (first_tile + t % q_tiles) * kBlockQ; };
+//% endif
   const auto q_slot = [&](int t) { return slots + t % kSlots * kSlotElements; };
   const auto do_slot = [&](int t) { return q_slot(t) + kBlockQ * kD; };
+//% if shares_ds
   const auto ds_tile = [&](int t) { return weight_tiles + t % 2 * kWeightElements; };
+//% endif
 //% if tile.p_in == "shared"
   const auto p_tile = [&](int t) { return weight_tiles + (2 + t % 2) * kWeightElements; };
 //% endif
@@ -188,12 +250,28 @@ $(parameters(kernel))) {
     }
     ptx::cp_async_commit_group();
   };
+//% if not second_pass
   const auto add_dq = [&](int t) {
     const int head = head_at(t);
     const i64 tile = $(dq_tile(kernel, "query_at(t) / kBlockQ"));
     add_query_gradient(dq_acc + tile * (kBlockQ * kD), ds_tile(t), k_tile);
   };
 
+//% endif
+//% if ordered
+  const int turn = first_key / kBlockKV;  // so many blocks add to a tile before this one
+  const auto counter = [&](int t) {
+    return turns + 1 + (batch * heads + head_at(t)) * q_blocks + query_at(t) / kBlockQ;
+  };
+  bool in_turn = true;  // for the tile that is added to next
+  const auto await_turn = [&](int t) {
+    if (!in_turn) wait_for_turn(counter(t), turn);
+  };
+  const auto finish_turn = [&](int t) {
+    if (t >= 0) end_turn(counter(t));
+  };
+
+//% endif
   copy_tile<kBlockKV, kD, kHeadDim>(k_tile, k, k_strides.seq, keys);
   copy_tile<kBlockKV, kDV, kHeadDimV>(v_tile, v, v_strides.seq, keys);
   load(0);
@@ -203,6 +281,7 @@ $(parameters(kernel))) {
   zero(dk_acc);
   zero(dv_acc);
   const int warp_key = first_key + warp_keys();
+//% if shares_ds
   // What is left to do of tile t when all warps have left their part.
   const auto finish_tile = [&](int t) {
     if (t < 0) return;
@@ -210,14 +289,30 @@ $(parameters(kernel))) {
     accumulate_tile<kDV>(dv_acc, p_tile(t), do_slot(t));
     accumulate_tile<kD>(dk_acc, ds_tile(t), q_slot(t));
 //% endif
+//% if not second_pass
     add_dq(t);
+//% endif
   };
+//% endif
   for (int t = 0; t < steps; ++t) {
+//% if shares_ds
     // Tile t has arrived, and every warp has made S of tile t - 1 and left its $("dS" if tile.p_in == "registers" else "P and dS").
+//% else
+    // Tile t has arrived, and every warp is done with tile t - 1.
+//% endif
     ptx::cp_async_wait_group<0>();
+//% if ordered
+    await_turn(t - 1);
+//% endif
     __syncthreads();
     load(t + 1);
+//% if ordered
+    finish_turn(t - 2);
+    in_turn = is_turn(counter(t), turn);
+//% endif
+//% if shares_ds
     finish_tile(t - 1);
+//% endif
     const int query = query_at(t);
     const bool masked = crosses_mask(warp_key, query, span);
 //% if kernel.bias != "none"
@@ -254,7 +349,9 @@ $(parameters(kernel))) {
 //% if not kernel.softcap
       round_weights<kStepQ>(p, s, 0);
 //% endif
+//% if shares_ds
       share_weights(ds_tile(t), ds, step);
+//% endif
 //% if tile.p_in == "registers"
       accumulate_step<kDV>(dv_acc, p, do_slot(t) + step * kDV);
       accumulate_step<kD>(dk_acc, ds, q_slot(t) + step * kD);
@@ -265,9 +362,22 @@ $(parameters(kernel))) {
   }
 
   ptx::cp_async_wait_group<0>();
+//% if ordered
+  await_turn(steps - 1);
+//% endif
+//% if shares_ds
   __syncthreads();
+//% endif
+//% if ordered
+  finish_turn(steps - 2);
+//% endif
+//% if shares_ds
   finish_tile(steps - 1);
+//% endif
   __syncthreads();  // the tiles of K and V are free for dK and dV
+//% if ordered
+  finish_turn(steps - 1);
+//% endif
 //% if kernel.varlen
   const i64 apart = kv_heads;  // rows from a key of this head to the next
   const i64 row = (sequence.k + first_key) * apart + kv_head;
@@ -279,6 +389,9 @@ $(parameters(kernel))) {
   store_rows<kDV, kHeadDimV>(v_tile, dv_acc, 1.f, dv + row * kHeadDimV, apart * kHeadDimV, keys);
 }
 
+//% if second_pass
+//% include "parts/second_pass.cu"
+//% else
 // clang-format off
 extern "C" __global__ void
 $(kernel.stem)_finish(
@@ -313,5 +426,6 @@ $(parameters(kernel))) {
     }
   }
 }
+//% endif
 
 //% include "parts/main_bwd.cu"

@@ -21,7 +21,11 @@ int main(int argc, char** argv) {
   const Strides do_strides = o_strides;
   const float scale = 1.f / sqrtf(kHeadDim);
   const int q_grid = batch * heads * ((seq_q + kBlockQ - 1) / kBlockQ);
+//% if kernel.algo == "v1"
+  const int kv_grid = batch * kv_heads;
+//% else
   const int kv_grid = batch * kv_heads * ((seq_kv + kBlockKV - 1) / kBlockKV);
+//% endif
 //% include "parts/main_options.cuh"
   Element* q = input(rows * kHeadDim, 1);
   Element* k = input(keys * kHeadDim, 2);
@@ -30,13 +34,25 @@ int main(int argc, char** argv) {
   Element* dO = input(rows * kHeadDimV, 5);
   float* lse = device_array<float>(rows);
   float* delta = device_array<float>(rows);
-  float* dq_acc = device_array<float>(i64($("q_grid + batch * heads" if kernel.varlen else "q_grid")) * kBlockQ * kD);
+//% if kernel.dq != "second_pass"
+  const i64 dq_tiles = q_grid$(" + batch * heads" if kernel.varlen);
+  float* dq_acc = device_array<float>(dq_tiles * kBlockQ * kD);
+//% endif
+//% if kernel.dq == "ordered"
+  u32* turns = device_array<u32>(1 + q_grid);
+//% endif
   Element* dq = device_array<Element>(rows * kHeadDim);
   Element* dk = device_array<Element>(keys * kHeadDim);
   Element* dv = device_array<Element>(keys * kHeadDimV);
   const auto prepare = $(kernel.stem)_prepare;
   const auto kernel = $(kernel.stem);
-  const auto finish = $(kernel.stem)_finish;
+//% if kernel.last_stage
+  const auto $(kernel.last_stage) = $(kernel.stem)_$(kernel.last_stage);
+//% endif
+//% if kernel.dq == "second_pass"
+  const int queries_grid = batch * heads * ((seq_q + kBlockKV - 1) / kBlockKV);
+  cudaFuncSetAttribute(queries, cudaFuncAttributeMaxDynamicSharedMemorySize, kSmemBytes);
+//% endif
   cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSmemBytes);
   const auto launch = [&](auto entry, int grid, int smem_bytes) {
     // clang-format off
@@ -52,7 +68,11 @@ int main(int argc, char** argv) {
     cudaEventRecord(start);
     launch(prepare, q_grid, 0);
     launch(kernel, kv_grid, kSmemBytes);
+//% if kernel.last_stage == "finish"
     launch(finish, q_grid, 0);
+//% elif kernel.last_stage == "queries"
+    launch(queries, queries_grid, kSmemBytes);
+//% endif
     cudaEventRecord(stop);
     cudaEventSynchronize(stop);
     cudaEventElapsedTime(&ms, start, stop);

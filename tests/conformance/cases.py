@@ -473,6 +473,29 @@ def _atomic_x4() -> Case:
     )
 
 
+def _turns() -> Case:
+    """Numbers of many sizes, whose sum depends on its order."""
+    rng, blocks = _rng("turns"), 300
+    x = (rng.standard_normal(blocks) * 2.0 ** rng.integers(-12, 12, blocks)).astype(np.float32)
+    total = np.float32(0)
+    for term in x:
+        total += term
+    count = np.array([blocks], np.uint32)
+    return Case(
+        "turns",
+        "turns",
+        grid=blocks,
+        block=64,
+        inputs={"x": x},
+        expected={"sum": np.array([total]), "started": count, "turn": count},
+        initial={
+            "sum": np.zeros(1, np.float32),
+            "started": np.zeros(1, np.uint32),
+            "turn": np.zeros(1, np.uint32),
+        },
+    )
+
+
 CASES = (
     *_mma(),
     *_tile_product(),
@@ -485,4 +508,5 @@ CASES = (
     *_barriers(),
     _atomic(),
     _atomic_x4(),
+    _turns(),
 )

@@ -27,13 +27,19 @@ class Example:
     blocks: int = 1
     threads: int = 64
     initialised: tuple[str, ...] = ()
+    ordered: bool = False
 
     def __str__(self) -> str:
         return self.name
 
     @property
     def options(self) -> dict[str, Any]:
-        return {"grid": self.blocks, "block": self.threads, "initialised": self.initialised}
+        return {
+            "grid": self.blocks,
+            "block": self.threads,
+            "initialised": self.initialised,
+            "ordered": self.ordered,
+        }
 
 
 COPIES = (
@@ -308,6 +314,96 @@ BARRIERS = (
     ),
 )
 
+# Blocks take numbers, and add to y[2] in their order: y[0] counts blocks, y[1] turns. The last
+# thread asks, the first one adds, and one of the other warp ends the turn.
+TURNS = """if (i == 0) tile[0] = ptx::atom_add_u32(y, 1);
+  __syncthreads();
+  const u32 number = tile[0];
+  if (i == 63) while ({asked} != number) {{}}{unless_asked}
+  {awaited}
+  if (i == 0) ptx::red_add_f32(reinterpret_cast<float*>(y + 2), number + 1.f);{added}
+  {finished}
+  if (i == 40) {ended};"""
+RIGHT_TURNS = {
+    "asked": "ptx::ld_acquire_u32(y + 1)",
+    "unless_asked": "",
+    "awaited": "__syncthreads();",
+    "added": "",
+    "finished": "__syncthreads();",
+    "ended": "ptx::red_release_add_u32(y + 1, 1)",
+}
+
+
+def turns(name: str, rule: str = "", ordered: bool = True, **wrong: str) -> Example:
+    body = TURNS.format(**{**RIGHT_TURNS, **wrong})
+    return Example(name, body, rule, blocks=4, initialised=("y",), ordered=ordered)
+
+
+BLOCKS = (
+    turns("blocks add in turns"),
+    turns(
+        "nobody asks for its turn", "unordered addition", asked="number", added="  //!",
+    ),
+    turns(
+        "nobody asks where no order is demanded", ordered=False, asked="number",
+    ),
+    turns(
+        "the others do not wait for the thread that asks", "unordered addition",
+        awaited="", added="  //!",
+    ),
+    turns(
+        "a turn ends before the addition is known to be done", "unordered addition",
+        finished="", added="  //!",
+    ),
+    turns(
+        "a turn ends without a release", "unordered addition",
+        ended="ptx::atom_add_u32(y + 1, 1)", added="  //!",
+    ),
+    turns(
+        "a plain load asks", "race", asked="y[1]", unless_asked="  //!",
+    ),
+    turns(
+        "a plain addition ends the turn", "race", ordered=False, ended="y[1] += 1  //!\n   ",
+    ),
+    turns(
+        "a turn too far", "deadlock", asked="ptx::ld_acquire_u32(y + 1) - 1", unless_asked="  //!",
+    ),
+    turns("nobody ends a turn", "deadlock", ended="(void)0", unless_asked="  //!"),
+    Example(
+        "a counter that nobody zeroed",
+        "y[i] = ptx::ld_acquire_u32(y + 100);  //!",
+        "uninitialised read",
+    ),
+    Example(
+        "a block waits for one that starts after it",
+        "if (i == 0) {\n    y[8 + blockIdx.x] = ptx::atom_add_u32(y, 1);\n"
+        "    if (y[8 + blockIdx.x] == 0) while (ptx::ld_acquire_u32(y) == 1) {}  //!\n  }",
+        "deadlock",
+        blocks=2,
+        initialised=("y",),
+    ),
+    Example(
+        "a warp waits for another of its block",
+        "if (i == 40) while (ptx::ld_acquire_u32(y) == 0) {}\n"
+        "  if (i == 0) ptx::red_release_add_u32(y, 1);",
+        initialised=("y",),
+    ),
+    Example(
+        "two warps add to one float",
+        "if (i % 32 == 0) ptx::red_add_f32(reinterpret_cast<float*>(y), 1.f);  //!",
+        "unordered addition",
+        initialised=("y",),
+        ordered=True,
+    ),
+    Example(
+        "two warps add to one float, a barrier between",
+        "float* sum = reinterpret_cast<float*>(y);\n  if (i == 0) ptx::red_add_f32(sum, 1.f);\n"
+        "  __syncthreads();\n  if (i == 32) ptx::red_add_f32(sum, 1.f);",
+        initialised=("y",),
+        ordered=True,
+    ),
+)  # fmt: skip
+
 LANES = (
     Example(
         "a lane skips a shuffle",
@@ -365,7 +461,7 @@ NUMBERS = (
     Example("unsigned numbers wrap", "y[i] = x[255] * 0xffffffffu;"),
 )
 
-EXAMPLES = (*COPIES, *RACES, *ADDRESSES, *UNWRITTEN, *BARRIERS, *LANES, *NUMBERS)
+EXAMPLES = (*COPIES, *RACES, *ADDRESSES, *UNWRITTEN, *BARRIERS, *BLOCKS, *LANES, *NUMBERS)
 WRONG = [example for example in EXAMPLES if example.rule]
 RIGHT = [example for example in EXAMPLES if not example.rule]
 
@@ -412,6 +508,26 @@ def test_a_fault_names_block_thread_and_element() -> None:
     error = fault("if (blockIdx.x == 2 && i == 7) y[300] = 1;", grid=4)
     assert (error.block, error.thread) == (2, 7)
     assert "y[300]" in error.why
+
+
+def test_an_unordered_addition_names_both_blocks_and_both_lines() -> None:
+    body = "float* sum = reinterpret_cast<float*>(y);\n  if (i == 0) ptx::red_add_f32(sum, 1.f);"
+    error = fault(body, grid=2, initialised=("y",), ordered=True)
+    assert (error.block, error.thread) == (1, 0)
+    assert "thread 0 of block 0 in line" in error.why
+
+
+@pytest.mark.parametrize("workers", [1, 2, 5])
+def test_blocks_that_take_turns_all_come_to_an_end(workers: int) -> None:
+    """However many run side by side; the sum has one value whatever the order of the blocks."""
+    body = TURNS.format(**RIGHT_TURNS).replace("number + 1.f", "1.f / (number + 1.f)")
+    want = np.float32(0)
+    for n in range(40):
+        want += np.float32(1) / np.float32(n + 1)
+    for seed in SEEDS:
+        y, executed = launch(body, grid=40, seed=seed, workers=workers, initialised=("y",))
+        assert y.view(np.float32)[2] == want
+        assert executed.reads["y"] == 4 * 40, "questions asked again are not counted"
 
 
 def test_values_arrive() -> None:

@@ -13,11 +13,13 @@ import pytest
 from fasim import gpu, legality, planner
 from fasim.compile import Binary, check_promises, compile_kernel
 from fasim.errors import CheckFailed
-from fasim.plan import Plan
+from fasim.plan import FORMS, Plan
 from fasim.problem import Problem
 from fasim.render import render
 
-SAMPLE, WITH_OPTIONS, SPLIT_SAMPLE, BACKWARD_SAMPLE, SEED = 120, 40, 30, 20, 2026
+SAMPLE, WITH_OPTIONS, SPLIT_SAMPLE, BACKWARD_SAMPLE, SEED = 120, 40, 30, 40, 2026
+BACKWARD_WITH_OPTIONS = 20
+BACKWARD = ("v1", "v2", *(f"v2_{form}" for form in FORMS))
 MOST_MEAN_EXCESS = 16  # registers promised above those used
 
 GPUS = ("a100-80gb", "a10", "3090", "4090", "l40s", "h100", "h200", "5090")
@@ -58,13 +60,15 @@ def draw(rng: random.Random, algos: tuple[str, ...], pass_: str, options: bool) 
         **(draw_options(rng) if options else {}),
     )
     device, algo = gpu.load(rng.choice(GPUS)), rng.choice(algos)
+    form = algo.removeprefix("v2_") if algo.removeprefix("v2_") in FORMS else ""
+    problem = problem.with_(deterministic=bool(form))
     tiles = planner.candidates(problem, device, algo, pass_)
     case = legality.Case.of(problem, device, algo, pass_, tiles)
     legal = np.flatnonzero(legality.legal(case))
     if not len(legal):
         return None
     tile = tiles.tile(int(rng.choice(list(legal))))
-    return planner.plan(problem, device, algo.removesuffix("_split"), tile=tile).plan
+    return planner.plan(problem, device, algo.partition("_")[0], tile=tile, form=form).plan
 
 
 def sample(
@@ -119,7 +123,9 @@ def test_accepted_plans_with_options_compile_as_promised() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("options", [False, True], ids=["plain", "options"])
 def test_accepted_backward_plans_compile_as_promised(options: bool) -> None:
-    plans = sample(BACKWARD_SAMPLE, SEED, "v2", pass_="bwd", options=options)
+    """Only V2's atomic form has options."""
+    count, algos = (BACKWARD_WITH_OPTIONS, ("v2",)) if options else (BACKWARD_SAMPLE, BACKWARD)
+    plans = sample(count, SEED, *algos, pass_="bwd", options=options)
     with ThreadPoolExecutor(2) as pool:
         built = list(pool.map(build, plans))
     assert not list(filter(None, map(broken_promise, built)))

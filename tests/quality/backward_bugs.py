@@ -27,6 +27,9 @@ TILE = Tile(block_q=32, block_kv=32, warps=2, stages=2)
 SHARED = Tile(block_q=64, block_kv=32, warps=2, stages=3, p_in="shared")
 FP32 = Tile(block_q=16, block_kv=32, warps=4, stages=3, p_in="shared")
 BF16: dict[str, Any] = {"head_dim": 32, "dtype": "bf16", "pass_": "bwd"}
+V1_TILE = Tile(block_q=32, block_kv=32, warps=2)
+SMALL = Problem(head_dim=32, dtype="bf16", causal=True, pass_="bwd")
+REPEATS = SMALL.with_(deterministic=True)
 PLANS: dict[str, tuple[str, Tile, Problem]] = {
     "bf16 causal": ("h200", TILE, Problem(head_dim=32, dtype="bf16", causal=True, pass_="bwd")),
     "fp16 full": ("a100-80gb", TILE, Problem(head_dim=40, head_dim_v=24, pass_="bwd")),
@@ -37,6 +40,10 @@ PLANS: dict[str, tuple[str, Tile, Problem]] = {
     "dense": ("a100-80gb", TILE, Problem(**BF16, bias="dense")),
     "varlen": ("h200", TILE, Problem(**BF16, causal=True, varlen=True)),
     "fp32": ("a100-80gb", FP32, Problem(head_dim=48, dtype="fp32", pass_="bwd")),
+    "ordered": ("h200", TILE, REPEATS),
+    "second_pass": ("h200", TILE, REPEATS),
+    "second_pass, P in shared": ("h200", SHARED, REPEATS.with_(head_dim=64, head_dim_v=32)),
+    "v1": ("h200", V1_TILE, SMALL),
 }
 USUAL = Case(heads=2, kv_heads=1, seq=40, seq_kv=50)
 MORE_QUERIES = replace(USUAL, seq=60, seq_kv=40)
@@ -92,7 +99,9 @@ class Bug:
 @cache
 def kernel_of(name: str) -> Kernel:
     gpu, tile, problem = PLANS[name]
-    entry = planner.plan(problem, load(gpu), "v2", tile=tile)
+    form = name.partition(",")[0] if problem.deterministic else ""
+    algo = name if name == "v1" else "v2"
+    entry = planner.plan(problem, load(gpu), algo, tile=tile, form=form)
     assert entry.plan
     return render(entry.plan)
 
@@ -104,6 +113,15 @@ ARRIVED = """    ptx::cp_async_wait_group<0>();
     load(t + 1);
 """
 NEXT = "    __syncthreads();\n    load(t + 1);\n"
+Q_ARRIVED = (
+    "  __syncthreads();"
+    "  // Q has arrived, even where there was no step, and its tile is free for dQ\n"
+)
+KEYS_LEFT = (
+    "    __syncthreads();"
+    "  // dK and dV of the previous keys have left through the tiles of K and V\n"
+)
+
 
 BUGS = (
     Bug(
@@ -387,5 +405,166 @@ BUGS = (
         "a warp adds the last block of columns twice", "fp32",
         "(i / 2 * kSplit + warp_part()) * 16", "(i / 2 * kSplit) * 16",
         ("race", MATCHES),
+    ),
+    Bug(
+        "a turn too late", "ordered",
+        "const int turn = first_key / kBlockKV;", "const int turn = first_key / kBlockKV + 1;",
+        "deadlock",
+    ),
+    Bug(
+        "the turns of the other end", "ordered",
+        "const int turn = first_key / kBlockKV;",
+        "const int turn = kv_tiles - 1 - first_key / kBlockKV;", "deadlock",
+    ),
+    Bug(
+        "counters start where they were", "ordered",
+        "  if (threadIdx.x == 0) turns[1 + blockIdx.x] = 0;",
+        "  if (false) turns[1 + blockIdx.x] = 0;",
+        "uninitialised read",
+    ),
+    Bug(
+        "numbers start where they were", "ordered",
+        "  if (blockIdx.x == 0 && threadIdx.x == 1) turns[0] = 0;", "  if (false) turns[0] = 0;",
+        "uninitialised read",
+    ),
+    Bug(
+        "counters start at one", "ordered",
+        "turns[1 + blockIdx.x] = 0;", "turns[1 + blockIdx.x] = 1;", "deadlock",
+    ),
+    Bug(
+        "a turn ends without a release", "ordered",
+        "if (threadIdx.x == 0) ptx::red_release_add_u32(counter, 1);",
+        "if (threadIdx.x == 0) ptx::atom_add_u32(counter, 1);", "unordered addition",
+    ),
+    Bug(
+        "a turn ends a barrier too early", "ordered",
+        "    finish_turn(t - 2);\n", "    finish_turn(t - 1);\n", "unordered addition", LONG,
+    ),
+    Bug(
+        "a turn is taken without asking", "ordered",
+        "return threadIdx.x != kThreads - 1 ||", "return true ||",
+        ("unordered addition", BYTES),
+    ),
+    Bug(
+        "the turn is asked for behind the barrier", "ordered",
+        "    await_turn(t - 1);\n    __syncthreads();\n    load(t + 1);\n    finish_turn(t - 2);\n"
+        "    in_turn = is_turn(counter(t), turn);\n",
+        "    __syncthreads();\n    load(t + 1);\n    finish_turn(t - 2);\n"
+        "    if (t > 0) wait_for_turn(counter(t - 1), turn);\n", "unordered addition",
+    ),
+    Bug(
+        "the last turn is not ended", "ordered",
+        "  finish_turn(steps - 1);\n", "", "deadlock",
+    ),
+    Bug(
+        "all blocks have one number", "ordered",
+        "*place = ptx::atom_add_u32(started, 1);", "*place = ptx::atom_add_u32(started, 0);",
+        ("race", "deadlock", "unordered addition"),
+    ),
+    Bug(
+        "numbers are read before they are there", "ordered",
+        "ptx::atom_add_u32(started, 1);\n  __syncthreads();", "ptx::atom_add_u32(started, 1);",
+        ("race", "uninitialised read"),
+    ),
+    Bug(
+        "heads side by side, but as if there were more", "ordered",
+        "const int abreast = min(kAbreast, all_heads - first_head);",
+        "const int abreast = kAbreast;", ("race", "deadlock", "out of bounds", BYTES),
+    ),
+    Bug(
+        "the queries of a tile past the last are walked", "ordered",
+        "return (q_blocks - 1 - t % q_tiles) * kBlockQ;",
+        "return (q_blocks - t % q_tiles) * kBlockQ;",
+        ("out of bounds", "deadlock", "race", "uninitialised read", "unordered addition", MATCHES),
+    ),
+    Bug(
+        "L of the wrong rows", "second_pass",
+        "-kLog2e * lse[2 * tile + r / 2]", "-kLog2e * lse[2 * tile + r % 2]", MATCHES,
+    ),
+    Bug(
+        "D of the wrong rows", "second_pass",
+        "(x - delta[2 * tile + r / 2]);", "(x - delta[0]);", MATCHES,
+    ),
+    Bug(
+        "a key too many", "second_pass",
+        "if (n / 2 * 8 + n % 2 > last) ds", "if (n / 2 * 8 + n % 2 > last + 1) ds", MATCHES,
+    ),
+    Bug(
+        "the diagonal is not masked", "second_pass",
+        "const bool masked = key + kBlockQ - 1 > all_see;", "const bool masked = false;", MATCHES,
+    ),
+    Bug(
+        "the last keys are not seen", "second_pass",
+        "const int steps = max(0, last_key + kBlockQ) / kBlockQ;",
+        "const int steps = max(0, last_key) / kBlockQ;", (MATCHES, BYTES),
+        replace(USUAL, seq=65, seq_kv=65),
+    ),
+    Bug(
+        "rows past the end of L are read", "second_pass",
+        "threadIdx.x % 4 == 0 && row_of(i) < rows;", "threadIdx.x % 4 == 0;",
+        ("out of bounds", BYTES),
+    ),
+    Bug(
+        "every lane of a quad reads L", "second_pass",
+        "const bool reads = threadIdx.x % 4 == 0 && row_of(i) < rows;",
+        "const bool reads = row_of(i) < rows;", BYTES,
+    ),
+    Bug(
+        "dQ by itself without the scale", "second_pass",
+        "(q_tile, dq_acc, scale, dq", "(q_tile, dq_acc, 1.f, dq", MATCHES,
+    ),
+    Bug(
+        "Q arrives when dQ has taken its place", "second_pass",
+        Q_ARRIVED,
+        "", ("race", "copy in flight"), replace(USUAL, seq=100, seq_kv=20),
+    ),
+    Bug(
+        "dQ is made of dS that is not there yet", "second_pass, P in shared",
+        Q_ARRIVED,
+        "", ("race", "uninitialised read"),
+    ),
+    Bug(
+        "one tile of dS for two in the second pass", "second_pass, P in shared",
+        "return ds_tiles + t % 2 * kWeightElements;", "return ds_tiles;", "race",
+        replace(LONG, seq=200, seq_kv=200),
+    ),
+    Bug(
+        "Q and dO are not there yet", "v1",
+        "      __syncthreads();  // they are there, and dS of the previous queries is done with\n",
+        "", ("race", "uninitialised read"),
+    ),
+    Bug(
+        "dS is not there yet", "v1",
+        "      __syncthreads();  // dS of all warps is there, and Q and dO are done with\n", "",
+        ("race", "uninitialised read"),
+    ),
+    Bug(
+        "dK leaves before the next keys may come", "v1",
+        KEYS_LEFT,
+        "", "race", replace(LONG, seq=32),
+    ),
+    Bug(
+        "dQ of the first keys is read", "v1",
+        "rows, j == 0,\n                            j == last);",
+        "rows, false,\n                            j == last);", "uninitialised read",
+    ),
+    Bug(
+        "dQ never leaves", "v1",
+        "j == last);", "j == last + 1);", ("outputs_are_fully_written", MATCHES),
+    ),
+    Bug(
+        "dQ leaves a tile of keys too early", "v1",
+        "rows - 1, seq_q, seq_kv) / kBlockKV;", "rows - 1, seq_q, seq_kv) / kBlockKV - 1;",
+        (MATCHES, "uninitialised read", BYTES), replace(USUAL, seq=64, seq_kv=64),
+    ),
+    Bug(
+        "what the keys before gave is forgotten", "v1",
+        "x[0] += before.x, ", "", MATCHES,
+    ),
+    Bug(
+        "queries that see nothing keep what was there", "v1",
+        "  for (int i = threadIdx.x; i < rows * kHeadDim; i += kThreads) dq[i] = 0;\n", "",
+        ("outputs_are_fully_written", "rows_without_keys_have_no_gradient", MATCHES),
+        replace(USUAL, seq=100, seq_kv=20),
     ),
 )  # fmt: skip

@@ -211,6 +211,9 @@ USAGE = [
     "explain good.json --seq 5",
     "explain good.json --gpu h201",
     "explain mine.json",
+    f"plan {V2} --form ordered",
+    f"plan {V2} --pass bwd --form ordered",
+    f"plan {V2} --pass bwd --deterministic --form sideways",
     # places that cannot be written
     f"plan {V2} -o .",
     f"plan {V2} -o missing/plan.json",

@@ -18,6 +18,7 @@ from fasim.plan import Tile
 from fasim.problem import Problem
 
 KIB, MIB, GIB = 2**10, 2**20, 2**30
+FORMS = ("", "_ordered", "_second_pass")  # of V2's backward pass
 
 # FlashAttention-3's forward tiles: dtype, d, dv, M, N, P in shared memory, bytes (without barriers
 # and, for e4m3, without the copy of V that FA3 transposes itself).
@@ -48,15 +49,27 @@ def test_v3_shared_memory_is_that_of_fa3(dtype, d, dv, m, n, shared, expected):
     assert used == expected + footprint.BARRIER_BYTES
 
 
-# FlashAttention-2's backward tiles, whose shared memory its launch templates state in KiB.
-@pytest.mark.parametrize(
-    ("d", "m", "n", "stages", "expected"),
-    [(64, 128, 128, 2, 144), (128, 64, 128, 2, 144), (192, 64, 64, 2, 136), (256, 64, 64, 1, 144)],
-)
-def test_v1_backward_shared_memory_is_that_of_fa2(d, m, n, stages, expected):
-    tiles = one(block_q=m, block_kv=n, stages=stages, warps=8)
-    used = footprint.smem_bytes(Problem(head_dim=d), "v1", "bwd", tiles)[0]
-    assert used == expected * KIB
+def test_v1_backward_holds_one_tile_of_everything():
+    """K and V; Q and dO with L and D; dS."""
+    tiles = one(block_q=64, block_kv=128, stages=1, warps=8)
+    used = footprint.smem_bytes(Problem(head_dim=128), "v1", "bwd", tiles)[0]
+    assert used == 2 * (128 * 256 + 64 * 256 + 64 * 128) + 64 * 8
+
+
+@pytest.mark.parametrize(("p_in", "stages"), [("registers", 2), ("shared", 3)])
+def test_a_second_pass_shares_ds_only_where_warps_share_keys(p_in, stages):
+    tiles = one(block_q=64, block_kv=128, stages=stages, warps=8, p_in=p_in)
+    used = {name: footprint.smem_bytes(Problem(), f"v2{name}", "bwd", tiles)[0] for name in FORMS}
+    assert used[""] == used["_ordered"]
+    assert used[""] - used["_second_pass"] == (2 * 64 * 128 * 2 if p_in == "registers" else 0)
+
+
+def test_what_dq_needs_in_hbm():
+    problem = Problem(pass_="bwd", seq=1000, head_dim=64)
+    need = {name: footprint.hbm(problem, f"v2{name}", "bwd").workspace for name in FORMS}
+    rows = 16 * 1024
+    assert need[""] - need["_second_pass"] == rows * 64 * 4
+    assert need["_ordered"] - need[""] == 4 * (rows // footprint.MMA_ROWS + 1)
 
 
 @pytest.mark.parametrize(
@@ -212,16 +225,17 @@ def test_a_grant_grows_with_the_accumulators(problem, algo, tile, cap):
     assert granted(dv, keys) <= granted(min(dv + 16, 256), keys)
 
 
-@pytest.mark.parametrize(("algo", "pass_"), [("v1", "bwd"), ("v3", "bwd"), ("v3", "fwd")])
-def test_backward_and_v3_kernels_are_granted_what_they_need(algo, pass_):
+@pytest.mark.parametrize(("algo", "pass_"), [("v3", "bwd"), ("v3", "fwd")])
+def test_v3_kernels_are_granted_what_they_need(algo, pass_):
     tiles = one(block_q=64, block_kv=64)
     needed = footprint.registers(Problem(), algo, pass_, tiles)
     assert (footprint.granted(Problem(), algo, pass_, tiles, np.array([255])) == needed).all()
 
 
-def test_v2_backward_is_granted_all_there_is_room_for():
+@pytest.mark.parametrize("algo", ["v1", *(f"v2{name}" for name in FORMS)])
+def test_v1_and_v2_backward_are_granted_all_there_is_room_for(algo):
     tiles = one(block_q=64, block_kv=64)
-    assert footprint.granted(Problem(), "v2", "bwd", tiles, np.array([255])) == [255]
+    assert footprint.granted(Problem(), algo, "bwd", tiles, np.array([255])) == [255]
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "fp16"])

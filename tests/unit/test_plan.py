@@ -59,6 +59,63 @@ BACKWARD = dataclasses.replace(
 )
 
 
+def deterministic(dq: str) -> Plan:
+    problem = BACKWARD.problem.with_(deterministic=True)
+    kernel = dataclasses.replace(BACKWARD.kernel, deterministic=True, dq=dq)
+    return dataclasses.replace(BACKWARD, problem=problem, kernel=kernel)
+
+
+def test_ordered_additions_keep_a_counter_for_every_tile_of_dq() -> None:
+    plan = deterministic("ordered")
+    problem = plan.problem.with_(batch=2, heads=6, kv_heads=3, seq=100, seq_kv=300)
+    launch = plan.launch_for(problem)
+    assert launch.workspaces["turns"] == ((1 + 2 * 6 * 2,), "int32")
+    assert (
+        launch.workspaces["dq_acc"]
+        == BACKWARD.launch_for(problem.with_(deterministic=False)).workspaces["dq_acc"]
+    )
+    assert plan.kernel.repeats("dq")
+
+
+def test_a_second_pass_has_blocks_of_as_many_queries_as_others_have_keys() -> None:
+    plan = deterministic("second_pass")
+    problem = plan.problem.with_(batch=2, heads=6, kv_heads=3, seq=300, seq_kv=100)
+    launch = plan.launch_for(problem)
+    last = launch.stages[-1]
+    assert (last.entry, last.grid) == (f"{plan.kernel.stem}_queries", 2 * 6 * 3)
+    assert last.smem_bytes == plan.smem_bytes
+    assert list(launch.workspaces) == ["delta"]
+
+
+def test_v1_backward_runs_one_block_per_key_head_in_two_kernels() -> None:
+    tile = Tile(block_q=64, block_kv=128)
+    kernel = dataclasses.replace(BACKWARD.kernel, algo="v1", tile=tile)
+    plan = dataclasses.replace(BACKWARD, kernel=kernel)
+    problem = plan.problem.with_(batch=2, heads=6, kv_heads=3, seq=100, seq_kv=300)
+    stages = plan.launch_for(problem).stages
+    assert [stage.grid for stage in stages] == [2 * 6 * 2, 2 * 3]
+    assert plan.kernel.repeats("dq")
+    plan.launch_for(problem.with_(deterministic=True))
+    assert plan.launch_for(problem.with_(seq_kv=0)).stages[1].grid == 0
+
+
+def test_a_kernel_that_adds_in_any_order_does_not_serve_a_deterministic_problem() -> None:
+    with pytest.raises(UsageError, match="cannot run this problem"):
+        BACKWARD.launch_for(BACKWARD.problem.with_(deterministic=True))
+    PLAN.launch_for(PLAN.problem.with_(deterministic=True))  # every forward is
+
+
+def test_a_field_that_came_later_leaves_the_names_of_older_kernels_alone() -> None:
+    assert "dq" not in PLAN.to_json()["kernel"]
+    forms = [BACKWARD, deterministic("ordered"), deterministic("second_pass")]
+    stems = [plan.kernel.stem for plan in forms]
+    assert len(set(stems)) == 3
+    assert "_ordered_" in stems[1]
+    assert "_secondpass_" in stems[2]
+    for plan in forms:
+        assert Plan.from_json(json.loads(json.dumps(plan.to_json()))) == plan
+
+
 def test_a_backward_launch_has_three_kernels_and_reads_what_the_forward_left() -> None:
     problem = BACKWARD.problem.with_(batch=2, heads=6, kv_heads=3, seq=100, seq_kv=300)
     launch = BACKWARD.launch_for(problem, {"do": (1, 2, 3)})
@@ -106,12 +163,26 @@ def test_backward_factors_end_with_the_plain_scale() -> None:
     assert BACKWARD.kernel.factors == ("scale_log2", "scale")
 
 
+_FP32 = {"dtype": "fp32", "out_dtype": "fp32"}
+_ORDERED = {"deterministic": True, "dq": "ordered"}
+
+
 @pytest.mark.parametrize(
     ("kernel", "tile", "why"),
     [
-        ({"algo": "v1"}, {}, "backward pass of v1"),
+        ({"algo": "v1"}, {}, "2 stages, but a backward pass with P in registers has 1"),
+        ({"algo": "v1"}, {"p_in": "shared", "block_q": 128, "stages": 1}, "v1 keeps P in shared"),
+        ({"algo": "v1", "deterministic": True, "dq": "ordered"}, {}, "pass of v1_ordered"),
+        ({"deterministic": True}, {}, "deterministic is True, but dq is atomic"),
+        ({"dq": "ordered"}, {}, "deterministic is False, but dq is ordered"),
+        ({"deterministic": True, "dq": "sorted"}, {}, "dq 'sorted'"),
         ({"dtype": "fp32", "out_dtype": "fp32"}, {}, "in fp32 with P in registers"),
         ({"varlen": True, "bias": "dense"}, {}, "varlen and a dense bias"),
+        (_FP32 | {"algo": "v1"}, {"stages": 1}, "backward pass of v1 in fp32"),
+        (_FP32 | _ORDERED, {}, "backward pass of v2_ordered in fp32"),
+        (_ORDERED | {"mask": "window"}, {}, "v2_ordered with a window"),
+        (_ORDERED | {"softcap": True, "bias": "alibi"}, {}, "with a softcap and a bias"),
+        ({"algo": "v1", "varlen": True}, {"stages": 1}, "v1 with packed sequences"),
         ({"splits": True, "pack_gqa": True}, {}, "backward pass of v2_split"),
         ({}, {"block_q": 48}, "block_q 48 is not whole steps of 32 queries"),
         ({}, {"block_kv": 96}, "block_kv 96 is not whole 16-key steps for each of 4 warps"),

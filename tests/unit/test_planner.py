@@ -12,7 +12,7 @@ from fasim import planner
 from fasim.errors import NoPlanError, UsageError
 from fasim.legality import Case, broken, sentence
 from fasim.model.tiles import Tiles
-from fasim.plan import Plan, Tile
+from fasim.plan import FORMS, Plan, Tile
 from fasim.problem import Problem
 
 GIB = 2**30
@@ -534,6 +534,64 @@ def test_compare_answers_every_problem(problem, name):
         if entry.plan:
             assert entry.registers <= 255
             assert entry.plan.launch_for().stages[0].grid == entry.grid
+
+
+DETERMINISTIC = Problem(batch=4, head_dim=64, dtype="bf16", pass_="bwd", deterministic=True)
+
+
+def test_many_heads_add_in_turns_and_one_head_gets_a_second_pass():
+    gpu = gpus.load("h200")
+    many, one = DETERMINISTIC, DETERMINISTIC.with_(batch=1, heads=1, kv_heads=1)
+    assert planner.plan(many, gpu, "v2").dq == "ordered"
+    assert planner.plan(one, gpu, "v2").dq == "second_pass"
+
+
+@pytest.mark.parametrize("name", ["a100-80gb", "h200", "4090"])
+def test_the_faster_form_is_taken_and_the_other_named(name):
+    gpu = gpus.load(name)
+    forms = {form: planner.plan(DETERMINISTIC, gpu, "v2", form=form) for form in FORMS}
+    best = planner.plan(DETERMINISTIC, gpu, "v2")
+    other = next(form for form in FORMS if form != best.dq)
+    assert best.time.seconds == min(entry.time.seconds for entry in forms.values())
+    ratio = forms[other].time.seconds / best.time.seconds
+    assert best.reasons[-1].endswith(f"would take {ratio:.2f} times as long")
+    assert best.plan.kernel.deterministic
+    assert best.plan.kernel.dq == best.dq == best.to_json()["launch"]["dq"]
+
+
+def test_repeatable_bits_cost_time():
+    gpu = gpus.load("h200")
+    atomic = planner.plan(DETERMINISTIC.with_(deterministic=False), gpu, "v2")
+    for form in FORMS:
+        entry = planner.plan(DETERMINISTIC, gpu, "v2", form=form)
+        assert 1 < entry.time.seconds / atomic.time.seconds < 2
+    assert entry.hbm.workspace < atomic.hbm.workspace  # no fp32 dQ
+    assert entry.executed_flops / atomic.executed_flops == pytest.approx(7 / 5)
+
+
+def test_what_repeats_anyway_is_the_same_kernel():
+    gpu = gpus.load("a100-80gb")
+    for algo, pass_ in (("v1", "fwd"), ("v2", "fwd"), ("v1", "bwd")):
+        problem = DETERMINISTIC.with_(pass_=pass_)
+        asked, plain = (
+            planner.plan(problem.with_(deterministic=wanted), gpu, algo).plan.kernel
+            for wanted in (True, False)
+        )
+        assert asked == plain
+        assert asked.repeats("dq") or pass_ == "fwd"
+
+
+def test_a_pass_without_a_deterministic_form_says_so():
+    gpu = gpus.load("h200")
+    said = [planner.plan(DETERMINISTIC, gpu, algo).assumed for algo in ("v2", "v3")]
+    assert [any("deterministic" in line for line in lines) for lines in said] == [False, True]
+
+
+def test_a_form_belongs_to_a_deterministic_backward_pass():
+    gpu = gpus.load("a100-80gb")
+    for options in ({"deterministic": False}, {"pass_": "fwd"}):
+        with pytest.raises(UsageError, match="deterministic backward"):
+            planner.plan(DETERMINISTIC.with_(**options), gpu, "v2", form="ordered")
 
 
 @given(any_problem)

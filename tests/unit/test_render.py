@@ -32,16 +32,21 @@ PLANS = [
 ]
 
 
-def backward(dtype: str, arch: str, p_in: str = "registers") -> Plan:
+def backward(
+    dtype: str, arch: str, p_in: str = "registers", algo: str = "v2", dq: str = "atomic"
+) -> Plan:
     problem = Problem(dtype=dtype, head_dim=128, head_dim_v=64, causal=True, pass_="bwd")
     split = 2 if p_in == "shared" else 1
-    tile = Tile(block_q=64, block_kv=64, stages=1 + split, p_in=p_in)
+    slots, weights = (1, 1) if algo == "v1" else (1 + split, 2 * split)
+    if dq == "second_pass" and split == 1:
+        weights = 0
+    tile = Tile(block_q=64, block_kv=64, stages=slots, p_in=p_in)
     spec = KernelSpec(
-        algo="v2", pass_="bwd", arch=arch, dtype=dtype, out_dtype=dtype, head_dim=128,
-        head_dim_v=64, mask="causal", tile=tile,
+        algo=algo, pass_="bwd", arch=arch, dtype=dtype, out_dtype=dtype, head_dim=128,
+        head_dim_v=64, mask="causal", tile=tile, deterministic=dq != "atomic", dq=dq,
     )  # fmt: skip
-    walked = (1 + split) * 64 * (192 * 2 + 8)
-    smem = 2 * (64 * 192 + 2 * split * 64 * 64) + walked
+    walked = slots * 64 * (192 * 2 + 8)
+    smem = 2 * (64 * 192 + weights * 64 * 64) + walked
     return Plan(problem=problem, gpu="a100", kernel=spec, smem_bytes=smem)
 
 
@@ -49,6 +54,10 @@ PLANS += [
     backward("fp16", "sm_80"),
     backward("bf16", "sm_90"),
     backward("bf16", "sm_90", "shared"),
+    backward("bf16", "sm_90", dq="ordered"),
+    backward("fp16", "sm_80", dq="second_pass"),
+    backward("bf16", "sm_90", "shared", dq="second_pass"),
+    backward("bf16", "sm_80", algo="v1"),
 ]
 
 

@@ -230,6 +230,45 @@ def test_backward_options_read_what_their_loops_name(problem, m, n, varlen):
 
 
 @given(problems, blocks, blocks)
+def test_v1_backward_updates_dq_in_every_step_but_the_first_and_the_last(problem, m, n):
+    """The rest is V2's, whose first step finds zeros and whose last one leaves fp32."""
+    visited = [len(steps) for _, steps in walk(problem, m, n)]
+    again = 8 * sum(count - 1 for count in visited if count) * m * padded(problem.head_dim) * 4
+    v1, v2 = (traffic.issued(problem, algo, "bwd", one(m, n)).at(0) for algo in ("v1", "v2"))
+    assert (v1.reads, v1.writes) == ({**v2.reads, "dq_acc": again}, {**v2.writes, "dq_acc": again})
+
+
+@given(problems, blocks, blocks)
+def test_turns_are_asked_for_and_ended_once_a_step(problem, m, n):
+    q_tiles = walk(problem, m, n)
+    steps, tiles = 8 * sum(len(visited) for _, visited in q_tiles), 8 * len(q_tiles)
+    blocks = 8 // problem.group * -(-problem.seq_kv // n)
+    got, atomic = (traffic.issued(problem, x, "bwd", one(m, n)).at(0) for x in ("v2_ordered", "v2"))
+    zeroed = (tiles + 1 + blocks) * (problem.seq > 0)
+    assert got.reads == {**atomic.reads, "turns": 4 * steps}
+    assert got.writes == {**atomic.writes, "turns": 4 * (steps + zeroed)}
+
+
+@given(problems, blocks, blocks)
+def test_a_second_pass_reads_keys_again_and_keeps_dq_in_registers(problem, m, n):
+    e, d, dv, seq = problem.element_bytes, problem.head_dim, problem.head_dim_v, problem.seq
+    keys = 8 * sum(
+        min(n_ * m + m, problem.seq_kv) - n_ * m
+        for _, visited in walk(problem, n, m)
+        for n_ in visited
+    )
+    got, atomic = (
+        traffic.issued(problem, x, "bwd", one(m, n)).at(0) for x in ("v2_second_pass", "v2")
+    )
+    more = {"q": 8 * seq * d * e, "do": 8 * seq * dv * e, "lse": 32 * seq, "delta": 32 * seq}
+    more |= {"k": keys * d * e, "v": keys * dv * e}
+    want = {name: read + more.get(name, 0) for name, read in atomic.reads.items()}
+    del want["dq_acc"]
+    assert got.reads == want
+    assert got.writes == {name: n for name, n in atomic.writes.items() if name != "dq_acc"}
+
+
+@given(problems, blocks, blocks)
 def test_v3_backward_issues_what_its_loops_name(problem, m, n):
     e, d, dv = problem.element_bytes, problem.head_dim, problem.head_dim_v
     rows = sum(rows * len(visited) for rows, visited in walk(problem, m, n))

@@ -1,0 +1,102 @@
+// The second pass: dQ alone. A thread block takes as many queries as the other kernel takes keys, and
+// walks the keys that they see in tiles of as many as that kernel's tiles have queries: kBlockKV
+// queries by kBlockQ keys. P and dS are made once more, and dQ stays in registers.
+// clang-format off
+extern "C" __global__ void __maxnreg__(kRegisters)
+$(kernel.stem)_queries(
+$(parameters(kernel))) {
+  // clang-format on
+  extern __shared__ __align__(128) unsigned char smem_raw[];
+  Element* q_tile = reinterpret_cast<Element*>(smem_raw);
+  Element* do_tile = q_tile + kBlockKV * kD;
+  Element* slots = do_tile + kBlockKV * kDV;  // tiles of K and V
+//% if tile.p_in == "shared"
+  Element* ds_tiles = slots + kSlots * kSlotElements;  // queries by keys
+
+//% endif
+  // This block's queries. Under a causal mask the last ones see the most keys.
+  const int q_blocks = (seq_q + kBlockKV - 1) / kBlockKV;
+  const int first_query = (q_blocks - 1 - blockIdx.x % q_blocks) * kBlockKV;
+  const i64 head_of_all = blockIdx.x / q_blocks;
+  const i64 batch = head_of_all / heads, head = head_of_all % heads;
+  const i64 kv_head = head / (heads / kv_heads);
+  const int rows = min(kBlockKV, seq_q - first_query);
+  const i64 first_row = head_of_all * seq_q + first_query;
+  q += batch * q_strides.batch + head * q_strides.head + first_query * q_strides.seq;
+  dO += batch * do_strides.batch + head * do_strides.head + first_query * do_strides.seq;
+  k += batch * k_strides.batch + kv_head * k_strides.head;
+  v += batch * v_strides.batch + kv_head * v_strides.head;
+
+  // The tiles of keys that any of them sees.
+  const int last_key = last_key_of(first_query + rows - 1, seq_q, seq_kv);
+  const int steps = max(0, last_key + kBlockQ) / kBlockQ;
+  const auto k_slot = [&](int t) { return slots + t % kSlots * kSlotElements; };
+  const auto v_slot = [&](int t) { return k_slot(t) + kBlockQ * kD; };
+//% if tile.p_in == "shared"
+  const auto ds_tile = [&](int t) { return ds_tiles + t % 2 * kWeightElements; };
+//% endif
+  const auto load = [&](int t) {
+    if (t < steps) {
+      const i64 key = t * kBlockQ;
+      const int left = seq_kv - int(key);
+      copy_tile<kBlockQ, kD, kHeadDim>(k_slot(t), k + key * k_strides.seq, k_strides.seq, left);
+      copy_tile<kBlockQ, kDV, kHeadDimV>(v_slot(t), v + key * v_strides.seq, v_strides.seq, left);
+    }
+    ptx::cp_async_commit_group();
+  };
+
+  copy_tile<kBlockKV, kD, kHeadDim>(q_tile, q, q_strides.seq, rows);
+  copy_tile<kBlockKV, kDV, kHeadDimV>(do_tile, dO, do_strides.seq, rows);
+  load(0);
+
+  RowStatistics row_lse, row_delta;
+  load_statistics(row_lse, lse + first_row, rows);
+  load_statistics(row_delta, delta + first_row, rows);
+  Accumulator<kD> dq_acc;
+  zero(dq_acc);
+  const int all_see = last_key_of(first_query + warp_keys(), seq_q, seq_kv);  // keys up to this one
+//% if tile.p_in == "shared"
+  // What is left to do of tile t when all warps have left their part.
+  const auto finish_tile = [&](int t) {
+    if (t >= 0) accumulate_tile<kD>(dq_acc, ds_tile(t), k_slot(t));
+  };
+//% endif
+  for (int t = 0; t < steps; ++t) {
+    // Tile t has arrived, and every warp has made S of tile t - 1$(" and left its dS" if tile.p_in == "shared" else "").
+    ptx::cp_async_wait_group<0>();
+    __syncthreads();
+    load(t + 1);
+//% if tile.p_in == "shared"
+    finish_tile(t - 1);
+//% endif
+    const int key = t * kBlockQ;
+    const bool masked = key + kBlockQ - 1 > all_see;
+#pragma unroll 1
+    for (int step = warp_part() * kStepQ; step < kBlockQ; step += kStepQ * kSplit) {
+      Scores<kStepQ> s;
+      Weights ds;
+      scores<kD, kStepQ>(s, q_tile, k_slot(t) + step * kD);
+      weights_of_rows(s, row_lse, scale_log2);
+#pragma unroll
+      for (int part = 0; part < kStepQ; part += kPartQ) {
+        Scores<kPartQ> dp;
+        scores<kDV, kPartQ>(dp, do_tile, v_slot(t) + (step + part) * kDV);
+        score_gradient_of_rows(dp, s, row_delta, part);
+        if (masked) mask_rows(dp, first_query, key + step + part, seq_q, seq_kv);
+        round_weights<kPartQ>(ds, dp, part);
+      }
+//% if tile.p_in == "registers"
+      accumulate_step<kD>(dq_acc, ds, k_slot(t) + step * kD);
+//% else
+      share_weights(ds_tile(t), ds, step);
+//% endif
+    }
+  }
+
+  ptx::cp_async_wait_group<0>();
+  __syncthreads();  // Q has arrived, even where there was no step, and its tile is free for dQ
+//% if tile.p_in == "shared"
+  finish_tile(steps - 1);
+//% endif
+  store_rows<kD, kHeadDim>(q_tile, dq_acc, scale, dq + first_row * kHeadDim, kHeadDim, rows);
+}
