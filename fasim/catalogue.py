@@ -43,6 +43,8 @@ _CHOSEN = (
     ("v1", "a100-80gb", Problem(batch=64, seq=1024, head_dim=64, pass_="bwd")),
     ("v2", "4090", Problem(heads=32, seq=4096, head_dim=128, causal=True)),
     ("v2", "5090", Problem(heads=32, seq=4096, head_dim=96, head_dim_v=64, dtype="bf16")),
+    ("v2", "t4", Problem(seq=4096, head_dim=64, causal=True)),
+    ("v2", "4090", Problem(heads=32, kv_heads=8, causal=True, dtype="e4m3", scales="head")),
     ("v1", "a100-80gb", Problem(seq=4096, head_dim=64, window=(255, 255))),
     ("v2", "h200", _GEMMA),
     ("v2", "a100-80gb", Problem(seq=4096, head_dim=64, causal=True, bias="alibi")),

@@ -101,7 +101,7 @@ class _Case:
     @property
     def dims(self) -> tuple[int, int, int]:
         p = self.problem
-        return padded(p.head_dim), padded(p.head_dim_v), p.element_bytes
+        return padded(p.head_dim, p.dtype), padded(p.head_dim_v, p.dtype), p.element_bytes
 
     @property
     def tiles(self) -> Tiles:
@@ -325,8 +325,12 @@ def _registers(case: _Case) -> Term:
     entry = case.entry
     if entry.tile is None:
         return Term("registers", remarks=("unfused kernels choose their own tiles",))
-    parts = tuple(_REGISTERS[entry.variant, entry.pass_](case))
-    needed = int(footprint.registers(case.problem, entry.variant, entry.pass_, case.tiles)[0])
+    asked = case.problem, entry.variant, entry.pass_
+    capability = case.gpu.compute_capability
+    more = footprint.arch_registers(*asked, case.tiles, capability).items()
+    kept = (Part(name, "", int(value[0])) for name, value in more if value[0])
+    parts = (*_REGISTERS[asked[1:]](case), *kept)
+    needed = int(footprint.registers(*asked, case.tiles, capability)[0])
     return Term("registers", parts, needed, _whole, tuple(_grant(case, needed)))
 
 

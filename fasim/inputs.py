@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fasim.plan import Launch
+from fasim.plan import SCALE_INPUTS, Launch
 
 Array = NDArray[Any]
 
@@ -28,7 +28,8 @@ def cu_seqlens(lengths: Sequence[int] | Array) -> Array:
 
 
 def option_arrays(launch: Launch) -> dict[str, Array]:
-    """ALiBi's usual slopes and equally long sequences, where a launch reads them."""
+    """ALiBi's usual slopes, equally long sequences and scale factors of 1, where a launch reads
+    them."""
     made: dict[str, Array] = {}
     for name, (shape, _) in launch.inputs.items():
         if name == "slopes":
@@ -36,4 +37,6 @@ def option_arrays(launch: Launch) -> dict[str, Array]:
         elif name.startswith("cu_seqlens"):
             tokens, sequences = launch.inputs[name[-1]][0][0], shape[0] - 1
             made[name] = cu_seqlens([tokens // sequences] * sequences)
+        elif name in SCALE_INPUTS:
+            made[name] = np.ones(shape, np.float32)
     return made

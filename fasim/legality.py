@@ -16,7 +16,14 @@ from fasim.gpu import Gpu
 from fasim.model import footprint
 from fasim.model.occupancy import register_cap, residency
 from fasim.model.tiles import Bools, Ints, Tiles, ceil_div
-from fasim.plan import BACKWARD_STAGES, FORMS, LEAST_QUERY_STEP, QUERY_STEP, split_count
+from fasim.plan import (
+    BACKWARD_STAGES,
+    FORMS,
+    LEAST_QUERY_STEP,
+    QUERY_STEP,
+    matrix_granule,
+    split_count,
+)
 from fasim.problem import Problem
 
 KIB = 1024
@@ -50,14 +57,15 @@ class Case:
     @classmethod
     def of(cls, problem: Problem, gpu: Gpu, algo: str, pass_: str, tiles: Tiles) -> Case:
         smem = footprint.smem_bytes(problem, algo, pass_, tiles)
-        registers = footprint.registers(problem, algo, pass_, tiles)
+        capability = gpu.compute_capability
+        registers = footprint.registers(problem, algo, pass_, tiles, capability)
         threads = tiles.threads + (PRODUCER_THREADS if algo == "v3" else 0)
         launch = register_cap(gpu, threads, 1) if algo == "v3" else registers
         blocks, limiter = residency(gpu, threads, launch, smem)
         share = register_cap(gpu, threads, blocks)
         if algo == "v2_split":
             tiles = tiles.split(_split_counts(problem, tiles, gpu.sm_count * blocks))
-        granted = footprint.granted(problem, algo, pass_, tiles, share)
+        granted = footprint.granted(problem, algo, pass_, tiles, share, capability)
         resident = tiles.resident(np.maximum(blocks, 1)).granted(granted)
         cap = _consumer_cap(tiles) if algo == "v3" else register_cap(gpu, threads, 1)
         return cls(
@@ -77,7 +85,7 @@ class Case:
     @property
     def kv_granule(self) -> int:
         """Keys of one matmul step over N: 16 for 16-bit and fp32 tiles, 32 for e4m3."""
-        return 32 if self.problem.dtype == "e4m3" else 16
+        return matrix_granule(self.problem.dtype)
 
     @property
     def grid(self) -> Ints:

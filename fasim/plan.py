@@ -36,23 +36,26 @@ PACKED_SIZES = {
     "bwd": ("heads", "kv_heads", "longest_q", "longest_k", "total_q"),
 }
 STRIDED = {"fwd": ("q", "k", "v", "o"), "bwd": ("q", "k", "v", "o", "do")}
-OPTION_INPUTS = ("slopes", "bias", "cu_seqlens_q", "cu_seqlens_k")  # read by those with the option
+SCALE_INPUTS = ("q_scale", "k_scale", "v_scale")  # of e4m3: real values are stored * scale
+# Read by those with the option.
+OPTION_INPUTS = ("slopes", "bias", "cu_seqlens_q", "cu_seqlens_k", *SCALE_INPUTS)
 # What the templates make: a plan that asks for anything else is refused where it is read.
 MADE: dict[str, tuple[str | bool, ...]] = {
     "algo": ("v1", "v2"),
     "pass_": ("fwd", "bwd"),
-    "dtype": ("fp32", "fp16", "bf16"),
+    "dtype": ("fp32", "fp16", "bf16", "e4m3"),
     "out_dtype": ("fp32", "fp16", "bf16"),
     "mask": ("full", "causal", "window"),
     "softcap": (False, True),
     "bias": ("none", "alibi", "dense", "dense_fp32"),
     "pack_gqa": (False, True),
-    "scales": ("none",),
+    "scales": ("none", "tensor", "head"),
     "varlen": (False, True),
     "deterministic": (False, True),
     "splits": (False, True),
     "dq": ("atomic", "ordered", "second_pass"),
 }
+LAZY_DTYPES = ("fp16", "bf16")  # V2 moves their softmax reference only where a weight grows large
 # How V2 backward sums dQ so that every run gives the same bits: additions in the order of the keys,
 # or a kernel of its own that adds in registers.
 FORMS = ("ordered", "second_pass")
@@ -169,6 +172,37 @@ class KernelSpec:
         return "_".join([*words, self.digest])
 
     @property
+    def turing(self) -> bool:
+        """Built for compute capability 7.5: copies go through registers, matrix instructions are 8
+        deep, and conversions take one float."""
+        return self.arch == "sm_75"
+
+    @property
+    def cp_async(self) -> bool:
+        """Whether its copies run in the background: from sm_80 on, but for V1's."""
+        return self.algo != "v1" and not self.turing
+
+    @property
+    def lazy(self) -> bool:
+        """Whether weights may outgrow 1, relative to an earlier maximum: not the range of e4m3."""
+        return self.algo == "v2" and not self.splits and self.dtype in LAZY_DTYPES
+
+    @property
+    def scaled(self) -> bool:
+        """Whether Q, K and V come with scale factors."""
+        return self.scales != "none"
+
+    @property
+    def granule(self) -> int:
+        """Columns, and keys, that one step of a matrix product takes."""
+        return matrix_granule(self.dtype)
+
+    @property
+    def mma_depth(self) -> int:
+        """Columns that one matrix instruction takes."""
+        return 8 if self.turing else self.granule
+
+    @property
     def options(self) -> tuple[str, ...]:
         """What it does besides attention with a full or causal mask."""
         asked = {"a window": self.mask == "window", "a softcap": self.softcap}
@@ -189,7 +223,8 @@ class KernelSpec:
     def option_inputs(self) -> tuple[str, ...]:
         """Arrays that only a kernel with the option reads."""
         bias = {"none": (), "alibi": ("slopes",)}.get(self.bias, ("bias",))
-        return bias + (("cu_seqlens_q", "cu_seqlens_k") if self.varlen else ())
+        ends = ("cu_seqlens_q", "cu_seqlens_k") if self.varlen else ()
+        return bias + ends + (SCALE_INPUTS if self.scaled else ())
 
     @property
     def factors(self) -> tuple[str, ...]:
@@ -336,6 +371,7 @@ class Plan:
     def _check_serves(self, problem: Problem) -> None:
         wanted = {name: getattr(problem, name) for name in _COMPILED_IN}
         wanted["softcap"] = problem.softcap > 0
+        wanted["scales"] = problem.scales if problem.dtype == "e4m3" else "none"
         if self.kernel.mask == "window":
             del wanted["mask"]  # open on both sides it is none, open on the left a causal one
         for name, asked in wanted.items():
@@ -402,6 +438,7 @@ class Plan:
             "slopes": ((p.heads,), "fp32"),
             "bias": ((p.batch, p.heads, p.seq, p.seq_kv), kernel.bias_dtype),
             **dict.fromkeys(("cu_seqlens_q", "cu_seqlens_k"), ((p.batch + 1,), "int32")),
+            **{name: (shape, "fp32") for name, shape in scale_shapes(problem).items()},
         }
         given = ("q", "k", "v", "o", "do") if kernel.pass_ == "bwd" else ("q", "k", "v")
         tensors = {name: (shapes[name], kernel.dtype) for name in given}
@@ -522,6 +559,14 @@ class Plan:
             yield f"deterministic is {kernel.deterministic}, but dq is {kernel.dq}"
         if kernel.splits and not kernel.plain:
             yield "only plain attention has split keys: no window, softcap, bias or varlen"
+        if kernel.scaled != (kernel.dtype == "e4m3"):
+            yield f"scales {kernel.scales!r} in {kernel.dtype}: e4m3 has them, and nothing else"
+        if kernel.dtype == "e4m3" and (kernel.variant, kernel.pass_) != ("v2", "fwd"):
+            yield f"no template makes the {kernel.variant} {kernel.pass_} kernel in e4m3"
+        if kernel.dtype == "e4m3" and kernel.bias == "dense":
+            yield "no template makes a kernel with a dense bias in e4m3"
+        if kernel.turing and (kernel.dtype == "bf16" or kernel.splits or kernel.pass_ == "bwd"):
+            yield "sm_75 has no bf16, and no template splits keys or makes a backward pass there"
         if kernel.splits and self.slots < 1:
             yield f"slots is {self.slots}"
         yield from _ragged(kernel)
@@ -553,8 +598,9 @@ def _ragged(kernel: KernelSpec) -> Iterator[str]:
         yield from _ragged_split(tile)
     elif tile.block_q % (16 * tile.warps):
         yield f"block_q {tile.block_q} is not whole 16-row steps for each of {tile.warps} warps"
-    if tile.block_kv % tile.keys_per_step or tile.keys_per_step % 16:
-        yield f"block_kv {tile.block_kv} is not whole steps of {tile.keys_per_step} keys, 16 each"
+    if tile.block_kv % tile.keys_per_step or tile.keys_per_step % kernel.granule:
+        steps = f"whole steps of {tile.keys_per_step} keys, {kernel.granule} each"
+        yield f"block_kv {tile.block_kv} is not {steps}"
     if tile.p_in not in (("registers", "shared") if backward else ("registers",)):
         yield f"no template keeps P in {tile.p_in!r}"
 
@@ -615,9 +661,22 @@ def tensor_shapes(problem: Problem) -> dict[str, tuple[int, ...]]:
     }
 
 
-def padded(head_dim: int) -> int:
-    """head_dim rounded up to whole matrix instructions."""
-    return -(-head_dim // 16) * 16
+def scale_shapes(problem: Problem) -> dict[str, tuple[int, ...]]:
+    """Shapes of the scale factors of q, k and v: one for all, or one a head."""
+    p = problem
+    heads = dict(zip(SCALE_INPUTS, (p.heads, p.kv_heads, p.kv_heads), strict=True))
+    return {name: (1,) if p.scales == "tensor" else (p.batch, n) for name, n in heads.items()}
+
+
+def matrix_granule(dtype: str) -> int:
+    """Elements in 32 bytes of a row, the depth of a matrix product's step (fp32 as 16 bits)."""
+    return 32 if dtype == "e4m3" else 16
+
+
+def padded(head_dim: int, dtype: str = "fp16") -> int:
+    """head_dim rounded up to whole steps of a matrix product."""
+    granule = matrix_granule(dtype)
+    return -(-head_dim // granule) * granule
 
 
 def packed_shapes(problem: Problem, tokens: tuple[int, int]) -> dict[str, tuple[int, ...]]:

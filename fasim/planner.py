@@ -28,7 +28,8 @@ from fasim.problem import Problem
 ALGOS = ("standard", "v1", "v2", "v3")
 # Beyond this the exact counts would overflow; such a problem runs for weeks.
 MOST_BYTES = 2**62
-MIN_CAPABILITY = (8, 0)  # of the templates
+MIN_CAPABILITY = (7, 5)  # of the templates, forward
+MIN_CAPABILITY_BACKWARD = (8, 0)
 CROSSOVER_RANGE = (64, 65536)
 SPLIT_ROWS = 256  # of one K/V head: with more of them every row block would read all keys again
 
@@ -70,9 +71,13 @@ def missing(problem: Problem, gpu: Gpu, algo: str, pass_: str) -> str:
             f"the {algo} backward kernel is planned, not generated yet",
         ),
         (pass_ == "train", "a backward and a forward kernel are two files"),
-        (problem.dtype == "e4m3", "e4m3 kernels are planned, not generated yet"),
         (pass_ == "bwd" and _beyond_plain(problem, algo) != "", _beyond_plain(problem, algo)),
+        (problem.dtype == "e4m3" and _e4m3(problem) != "", _e4m3(problem)),
         (gpu.compute_capability < MIN_CAPABILITY, _too_old(gpu, capability)),
+        (
+            pass_ == "bwd" and gpu.compute_capability < MIN_CAPABILITY_BACKWARD,
+            f"backward kernels start at compute capability 8.0, {gpu.name} has {capability}",
+        ),
         (problem.varlen and problem.dense, "a dense bias of packed sequences has no layout yet"),
     )
     return next((reason for applies, reason in rules if applies), "")
@@ -95,10 +100,20 @@ def _beyond_plain(problem: Problem, algo: str) -> str:
     return names and f"a {kind} backward kernel with {names} is planned, not generated yet"
 
 
+def _e4m3(problem: Problem) -> str:
+    """Why no e4m3 kernel is generated for the problem; empty if nothing of it stops that."""
+    rules = (
+        (problem.scales == "block", "scale factors of blocks are planned, not generated yet"),
+        (problem.incoherent, "incoherent processing is planned, not generated yet"),
+        (problem.bias == "dense", "a dense bias in e4m3 is too coarse: --bias dense_fp32 is exact"),
+    )
+    return next((reason for applies, reason in rules if applies), "")
+
+
 def _too_old(gpu: Gpu, capability: str) -> str:
     volta = gpu.compute_capability < (7, 5)
     why = "; its fp16 mma is m8n8k4, and CUDA 13 dropped sm_70" if volta else ""
-    return f"the kernels start at compute capability 8.0, {gpu.name} has {capability}{why}"
+    return f"the kernels start at compute capability 7.5, {gpu.name} has {capability}{why}"
 
 
 def kernel_arch(gpu: Gpu, algo: str) -> str:
@@ -232,7 +247,8 @@ def _tried(
 def _may_split(problem: Problem, gpu: Gpu, any_rows: bool) -> bool:
     few = any_rows or problem.group * problem.seq <= SPLIT_ROWS
     plain = problem.mask in ("full", "causal") and problem.bias == "none"
-    return few and plain and not problem.softcap and not problem.varlen and gpu.cp_async
+    made = gpu.cp_async and problem.dtype != "e4m3"
+    return few and plain and not problem.softcap and not problem.varlen and made
 
 
 def _split_reasons(best: Entry, gpu: Gpu, others: Sequence[_Ranking]) -> Iterable[str]:
@@ -394,6 +410,7 @@ def _plan(case: Case, index: int) -> Plan:
         bias=problem.bias,
         varlen=problem.varlen,
         pack_gqa=splits,
+        scales=problem.scales if problem.dtype == "e4m3" else "none",
         splits=splits,
         deterministic=dq != "atomic",
         dq=dq,

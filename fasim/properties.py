@@ -48,10 +48,10 @@ SOFTCAPS = (1.0, 30.0, 50.0)
 SLOPES = ("usual", "other")  # of ALiBi
 BIASES = ("usual", "of_heads", "of_batch", "shared", "mask")  # how a dense one is shaped or filled
 BOUNDLESS = 1e7  # a softcap that no score feels
-LARGEST = {"fp32": 3.4e38, "fp16": 65504.0, "bf16": 3.38e38}
+LARGEST = {"fp32": 3.4e38, "fp16": 65504.0, "bf16": 3.38e38, "e4m3": reference.E4M3_MAX}
 DEPTH = 45.0  # how far "below" 0 scores lie: exp(-45) is nothing beside exp(0)
 RISE = 4.0  # by how much "rising" scores grow from one tile of keys to the next
-MMA_FLOPS = 2 * 16 * 8 * 16  # of one mma.m16n8k16
+MMA_FLOPS = 2 * 16 * 8  # of one matrix instruction, for each column of its depth
 
 
 # ---- Inputs -------------------------------------------------------------------------------------
@@ -103,15 +103,19 @@ class Case:
         return plan.problem.with_(**changes, scale=scale)
 
     def arrays(self, plan: Plan) -> dict[str, Array]:
-        """The kernel's inputs, contiguous: q, k and v in its type; slopes or a bias broadcast to
-        its shape; backward also do, unit normal, and the o and lse that belong to them."""
+        """The kernel's inputs, contiguous: q, k and v in its type, e4m3 with their scale factors;
+        slopes or a bias broadcast to its shape; backward also do, unit normal, and the o and lse
+        that belong to them."""
         problem, rng = self.problem(plan), np.random.default_rng(self.seed)
         shapes = tensor_shapes(problem)
         drawn = {name: rng.standard_normal(shapes[name]) for name in ("q", "k", "v")}
         made = VALUES[self.values](drawn, problem, plan.kernel.tile)
         if plan.kernel.pass_ == "bwd":
             made["do"] = rng.standard_normal(shapes["do"])
-        arrays = {name: x.astype(DTYPES[plan.kernel.dtype]) for name, x in made.items()}
+        if plan.kernel.scaled:
+            arrays = quantised(made, plan.kernel.scales)
+        else:
+            arrays = {name: x.astype(DTYPES[plan.kernel.dtype]) for name, x in made.items()}
         if problem.bias == "alibi":
             arrays["slopes"] = self._slopes(rng)
         elif problem.dense:
@@ -137,6 +141,25 @@ class Case:
         return np.random.default_rng([self.seed, 1])
 
 
+def quantised(made: Mapping[str, Array], scales: str) -> dict[str, Array]:
+    """q, k and v in e4m3, and their scale factors in the shapes that a kernel takes."""
+    found = {name: reference.quantise(x, scales) for name, x in made.items()}
+    factors = {f"{name}_scale": x.scales[..., 0, 0] for name, x in found.items()}
+    if scales == "tensor":
+        factors = {name: x.ravel() for name, x in factors.items()}
+    return {**{name: x.stored for name, x in found.items()}, **factors}
+
+
+def real(arrays: Mapping[str, Array]) -> dict[str, Array]:
+    """The same inputs with q, k and v as the numbers that they stand for."""
+    values = dict(arrays)
+    for name in ("q", "k", "v"):
+        if (scale := values.pop(f"{name}_scale", None)) is not None:
+            factor = scale.astype(np.float64).reshape(*scale.shape, 1, 1)
+            values[name] = arrays[name].astype(np.float64) * factor
+    return values
+
+
 def after_forward(arrays: Mapping[str, Array], problem: Problem) -> dict[str, Array]:
     """The inputs of a backward pass: those given, and o and lse as a perfect forward pass leaves
     them, rounded to their types."""
@@ -159,7 +182,7 @@ def _peaked(x: dict[str, Array], problem: Problem, tile: Tile) -> dict[str, Arra
 
 def _huge(x: dict[str, Array], problem: Problem, tile: Tile) -> dict[str, Array]:
     """Scores near 1e11, all equal and exact in fp32: the exponent must still be 0."""
-    number = 16640.0 if problem.dtype == "fp16" else 133120.0
+    number = 16640.0 if problem.out_dtype == "fp16" else 133120.0
     return {name: np.full(y.shape, number) for name, y in x.items()}
 
 
@@ -304,6 +327,7 @@ def expected(arrays: Mapping[str, Array], problem: Problem, *, values: str = "no
     (Higham and Mary 2019: the rounding of a sum of d products grows as sqrt(d)). It is far below
     the rest where scores are a few units, and absent where all scores are exact.
     """
+    arrays = real(arrays)
     q, k, v = (arrays[name] for name in ("q", "k", "v"))
     options = options_of(arrays, problem)
     plain = problem.softcap == 0 and "bias" not in options
@@ -384,8 +408,7 @@ def _contract(
 ) -> Array | float:
     """The tolerance of the numerics contract. Few outputs get a bound of their own each."""
     if problem.dtype != "fp32" and o.size < MANY_OUTPUTS:
-        each: Array = 1.25 * UNIT_ROUNDOFF[problem.dtype] * (magnitude + abs(o)) + 1e-6
-        return each
+        return reference.allowed(o, magnitude, arrays["v"], problem.dtype, problem.out_dtype)
     return yardstick(problem.dtype, _standard_error(arrays, o, problem), abs(o).max(initial=0.0))
 
 
@@ -398,7 +421,8 @@ def strict_rows(problem: Problem) -> Array:
 def _standard_error(arrays: Mapping[str, Array], o: Array, problem: Problem) -> float:
     """Largest error of standard attention in the problem's own precision."""
     q, k, v = (arrays[name] for name in ("q", "k", "v"))
-    standard = reference.standard(q, k, v, problem.dtype, **options_of(arrays, problem))
+    out_dtype, options = problem.out_dtype, options_of(arrays, problem)
+    standard = reference.standard(q, k, v, problem.dtype, out_dtype=out_dtype, **options)
     return float(np.abs(standard.o.astype(np.float64) - o).max(initial=0.0))
 
 
@@ -721,7 +745,7 @@ def _spread(trial: Trial) -> tuple[str, ...]:
 def _with_nan(trial: Trial, arrays: dict[str, Array]) -> dict[str, Array]:
     """The float64 outputs for inputs with a NaN, which also spreads to the o and lse given."""
     options = options_of(arrays, trial.problem)
-    q, k, v = (arrays[name] for name in ("q", "k", "v"))
+    q, k, v = (real(arrays)[name] for name in ("q", "k", "v"))
     if trial.kernel.plan.kernel.pass_ == "fwd":
         return reference.attention(q, k, v, **options)._asdict()
     arrays.update(after_forward(arrays, trial.problem))
@@ -845,7 +869,8 @@ def an_endless_window_is_none(trial: Trial) -> float:
 
 def an_endless_softcap_is_none(trial: Trial) -> float:
     """Under a softcap far above every score nothing is capped."""
-    largest = score_size(trial.arrays["q"], trial.arrays["k"], trial.problem).max(initial=0.0)
+    values = real(trial.arrays)
+    largest = score_size(values["q"], values["k"], trial.problem).max(initial=0.0)
     if largest > 100:
         raise Unsuitable
     arrays = trial.given(trial.arrays, softcap=0.0)
@@ -882,7 +907,7 @@ def packed_sequences_are_those_one_by_one(trial: Trial) -> float:
     lengths = [rng.integers(0, n + 1, problem.batch) for n in (problem.seq, problem.seq_kv)]
     alone = [_cut(trial, i, *map(int, own)) for i, own in enumerate(zip(*lengths, strict=True))]
     ends = {"cu_seqlens_q": lengths[0], "cu_seqlens_k": lengths[1]}
-    arrays = {name: _amid_nan([one[name] for one in alone]) for name in alone[0]}
+    arrays = {name: _joined(name, [one[name] for one in alone]) for name in alone[0]}
     arrays |= {name: inputs.cu_seqlens(own) + np.int32(1) for name, own in ends.items()}
     whole = trial.run_packed(arrays, trial.case.layout)
     _same_traffic(trial, *lengths)
@@ -897,19 +922,20 @@ def packed_sequences_are_those_one_by_one(trial: Trial) -> float:
 def _cut(trial: Trial, i: int, seq: int, seq_kv: int) -> dict[str, Array]:
     """The first tokens of problem ``i``, packed; backward with the o and lse that are theirs."""
     lengths = {"q": seq, "k": seq_kv, "v": seq_kv, "do": seq}
-    arrays = {
-        name: x[i : i + 1, :, : lengths[name]] if name in lengths else x
-        for name, x in trial.arrays.items()
-        if name in lengths or x.ndim == 1
-    }
+    given = {name: x for name, x in trial.arrays.items() if name not in ("o", "lse")}
+    own = {name: x[i : i + 1] if x.ndim > 1 else x for name, x in given.items()}
+    arrays = {name: x[:, :, : lengths[name]] if name in lengths else x for name, x in own.items()}
     arrays = dict(trial.given(arrays, batch=1, seq=seq, seq_kv=seq_kv))
     return {name: pack(x) for name, x in arrays.items()}
 
 
-def _amid_nan(parts: Sequence[Array]) -> Array:
-    """Packed arrays one after the other, between a token of NaN and another; a vector is shared."""
+def _joined(name: str, parts: Sequence[Array]) -> Array:
+    """Packed arrays one after the other, between a token of NaN and another; a vector is shared,
+    scale factors come a row each."""
     if parts[0].ndim == 1:
         return parts[0]
+    if name.endswith("_scale"):
+        return np.concatenate(parts)
     axis = 0 if parts[0].ndim == 3 else 1  # of tokens
     edge = np.full_like(np.take(parts[0], [], axis), np.nan, shape=_with_one(parts[0], axis))
     return np.concatenate([edge, *parts, edge], axis)
@@ -1005,7 +1031,7 @@ def matrix_instructions_do_the_flops_predicted(trial: Trial) -> float:
     """The tensor cores execute the FLOPs that the model charges: whole tiles, no more."""
     spec, executed = trial.kernel.plan.kernel, trial.execution
     predicted = int(flops.executed(trial.problem, spec.variant, spec.pass_, _tiles(trial))[0])
-    got = _operations(executed, "mma", "count") * MMA_FLOPS
+    got = _operations(executed, "mma", "count") * MMA_FLOPS * spec.mma_depth
     _same_count("the FLOPs executed are not those predicted", "mma", got, predicted)
     return 0.0
 
@@ -1527,7 +1553,7 @@ def _edge(length: int, tile: int) -> str:
 _SIDES = ("open", "0", "edge", "other", "endless")
 _LENGTHS = ("0", "1", "tile-1", "tile", "tile+1", "tiles", "other")
 BINS = (
-    *("algo v1", "algo v2", "dtype fp32", "dtype fp16", "dtype bf16"),
+    *("algo v1", "algo v2", "dtype fp32", "dtype fp16", "dtype bf16", "dtype e4m3"),
     *("mask full", "mask causal", "mask window", "sequences packed"),
     *("rows aligned", "rows unaligned", "scale default", "scale other", "empty rows"),
     *(f"group {group}" for group in GROUPS),

@@ -30,8 +30,10 @@ DTYPES: dict[str, Any] = {
     "bf16": ml_dtypes.bfloat16,
     "e4m3": ml_dtypes.float8_e4m3fn,
 }
-UNIT_ROUNDOFF = {"fp32": 2.0**-24, "fp16": 2.0**-11, "bf16": 2.0**-8}
+UNIT_ROUNDOFF = {"fp32": 2.0**-24, "fp16": 2.0**-11, "bf16": 2.0**-8, "e4m3": 2.0**-4}
 E4M3_MAX = 448.0
+E4M3_STRETCH = 256.0  # the largest weight of a row in e4m3: a power of two, as near 448 as one is
+E4M3_LOST = 2.0**-10 / E4M3_STRETCH  # of that weight, half a step of e4m3's smallest numbers
 CHUNK_SCORES = 1 << 21  # scores held at once: 16 MiB in float64
 
 
@@ -102,20 +104,35 @@ def standard(
     v: Array,
     dtype: str,
     *,
+    out_dtype: str | None = None,
     rows: Sequence[int] | Array | None = None,
     **options: Unpack[Options],
 ) -> Forward:
-    """Standard attention in ``dtype`` (fp32, fp16, bf16): the yardstick of every tolerance.
+    """Standard attention in ``dtype`` (fp32, fp16, bf16, e4m3): the yardstick of every tolerance.
 
     Scores and softmax are fp32, the normalised P is rounded to ``dtype``, P V accumulates in fp32
-    and o is rounded to ``dtype``; lse stays fp32. For fp32 nothing is rounded further.
+    and o is rounded to ``out_dtype`` (default: ``dtype``); lse stays fp32. For fp32 nothing is
+    rounded further. In e4m3, q, k and v are the real values and P is rounded as ``weights_e4m3``
+    does.
     """
     _unit_roundoff(dtype)
     kind = DTYPES[dtype]
-    o, lse = _attend(
-        q, k, v, np.float32, lambda x: _cast(_cast(x, kind), np.float32), rows, options
-    )
-    return Forward(_cast(o, kind), lse)
+
+    def rounded(p: Array) -> Array:
+        return weights_e4m3(p) if dtype == "e4m3" else _cast(_cast(p, kind), np.float32)
+
+    o, lse = _attend(q, k, v, np.float32, rounded, rows, options)
+    return Forward(_cast(o, DTYPES[out_dtype or dtype]), lse)
+
+
+def weights_e4m3(p: Array) -> Array:
+    """Rows of weights rounded to e4m3 after they were stretched, each row's largest to
+    E4M3_STRETCH: what of them is below 2^-14 of it becomes coarse, and nothing exceeds 448."""
+    top: Array = p.max(axis=1, keepdims=True, initial=0.0)
+    top = np.where(top == 0, 1, top).astype(p.dtype)
+    stored = _cast(p / top * p.dtype.type(E4M3_STRETCH), DTYPES["e4m3"])
+    rounded: Array = stored.astype(p.dtype) / p.dtype.type(E4M3_STRETCH) * top
+    return rounded
 
 
 def bound(
@@ -125,16 +142,33 @@ def bound(
     v: Array,
     dtype: str,
     *,
+    out_dtype: str | None = None,
     rows: Sequence[int] | Array | None = None,
     **options: Unpack[Options],
 ) -> Array:
-    """Largest error allowed to each element of a small output: 1.25 u (P|V| + |ref|) + 1e-6.
+    """Largest error allowed to each element of a small output, as of ``allowed``.
 
-    ``ref`` is ``attention(...).o`` for the same arguments, u the unit roundoff of ``dtype``. The
-    sum covers P rounded before P V and o rounded after it, with a quarter to spare for fp32 work.
+    ``ref`` is ``attention(...).o`` for the same arguments.
     """
     magnitude = attention(q, k, np.abs(v), rows=rows, **options).o
-    return 1.25 * _unit_roundoff(dtype) * (magnitude + np.abs(ref)) + 1e-6
+    return allowed(ref, magnitude, v, dtype, out_dtype)
+
+
+def allowed(
+    ref: Array, magnitude: Array, v: Array, dtype: str, out_dtype: str | None = None
+) -> Array:
+    """1.25 (u P|V| + u_o |ref|) + 1e-6 an element, ``magnitude`` being P|V|.
+
+    u and u_o are the unit roundoffs of ``dtype`` and ``out_dtype`` (default: the same). The sum
+    covers P rounded before P V and o rounded after it, with a quarter to spare for fp32 work. In
+    e4m3 also what is lost of weights far below their row's largest, E4M3_LOST of it each.
+    """
+    u, u_out = _unit_roundoff(dtype), _unit_roundoff(out_dtype or dtype)
+    error: Array = 1.25 * (u * magnitude + u_out * np.abs(ref)) + 1e-6
+    if dtype == "e4m3":
+        keys = np.abs(v.astype(np.float64)).sum(axis=2, keepdims=True)
+        error = error + E4M3_LOST * np.repeat(keys, ref.shape[1] // v.shape[1], axis=1)
+    return error
 
 
 @np.errstate(all="ignore")
@@ -160,6 +194,8 @@ def standard_gradients(
     P and dP are fp32, D = rowsum(dO * O) takes the O of that type, as it was kept; P and dS are
     rounded before their products, which accumulate in fp32, and the gradients after.
     """
+    if dtype == "e4m3":
+        raise UsageError("no gradients in e4m3", why="e4m3 has a forward pass only")
     _unit_roundoff(dtype)
     kind = DTYPES[dtype]
 

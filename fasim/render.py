@@ -24,13 +24,13 @@ from jinja2.ext import Extension
 from jinja2.lexer import Token, TokenStream
 
 from fasim.errors import UsageError
-from fasim.plan import ABREAST, KernelSpec, Plan, padded
+from fasim.plan import ABREAST, SCALE_INPUTS, KernelSpec, Plan, padded
 from fasim.problem import DTYPE_BYTES
 
 Origin = tuple[str, int]
 
-CTYPES = {"fp32": "float", "fp16": "u16", "bf16": "u16", "e4m3": "u8"}
-PTX_TYPES = {"fp16": "f16", "bf16": "bf16"}
+CTYPES = {"fp32": "float", "fp16": "u16", "bf16": "u16", "e4m3": "unsigned char"}
+PTX_TYPES = {"fp16": "f16", "bf16": "bf16", "e4m3": "e4m3"}
 ARGUMENT_TYPES = {"i32": "int", "f32": "float", "i64x3": "Strides"}
 TEMPLATES = {
     **{("v1", "fwd"): "v1_fwd", ("v2", "fwd"): "v2_fwd", ("v2_split", "fwd"): "v2_split"},
@@ -166,7 +166,8 @@ def memory_map(plan: Plan) -> list[tuple[str, int, int]]:
 
 def _tiles(kernel: KernelSpec) -> dict[str, int]:
     """Elements of every tile in shared memory, in their order."""
-    tile, width, width_v = kernel.tile, padded(kernel.head_dim), padded(kernel.head_dim_v)
+    tile = kernel.tile
+    width, width_v = (padded(n, kernel.dtype) for n in (kernel.head_dim, kernel.head_dim_v))
     widest = max(width, width_v)
     if kernel.pass_ == "bwd":
         keys = {"K, and dK at the end": width, "V, and dV at the end": width_v}
@@ -177,7 +178,8 @@ def _tiles(kernel: KernelSpec) -> dict[str, int]:
         rows = {name: tile.block_kv * w for name, w in keys.items()}
         return rows | {name: tile.block_q * w for name, w in queries.items()} | shared
     first = "Q, and the warps' parts at the end" if kernel.splits else "Q, and O at the end"
-    rows = {first: tile.block_q * widest}
+    o_width = width_v * DTYPE_BYTES[kernel.out_dtype] // DTYPE_BYTES[kernel.dtype]
+    rows = {first: tile.block_q * max(width, o_width)}
     if kernel.algo == "v1":
         return rows | {"K": tile.block_kv * width, "V": tile.block_kv * width_v}
     return rows | {
@@ -197,7 +199,8 @@ def _shared_weights(kernel: KernelSpec) -> tuple[str, ...]:
 
 def _walked(kernel: KernelSpec) -> tuple[tuple[str, int], ...]:
     """What a backward pass walks along, and the width of its rows."""
-    return ("Q", padded(kernel.head_dim)), ("dO", padded(kernel.head_dim_v))
+    widths = (padded(n, kernel.dtype) for n in (kernel.head_dim, kernel.head_dim_v))
+    return tuple(zip(("Q", "dO"), widths, strict=True))
 
 
 def template_root() -> Path:
@@ -245,6 +248,7 @@ def _pointed(pass_: str, name: str) -> str:
 _INPUT_TYPES = {
     **dict.fromkeys(("q", "k", "v"), "Element"),
     **{"slopes": "float", "bias": "Bias", "cu_seqlens_q": "int", "cu_seqlens_k": "int"},
+    **dict.fromkeys(SCALE_INPUTS, "float"),
 }
 _BACKWARD_TYPES = {
     **dict.fromkeys(("o", "do"), "const Element"),
@@ -263,7 +267,7 @@ def hooked(kernel: KernelSpec) -> bool:
 
 def softmax_factor(kernel: KernelSpec) -> str:
     """What turns the scores that softmax sees into units of log2."""
-    return "1.f" if hooked(kernel) else "scale_log2"
+    return "1.f" if hooked(kernel) else _score_factor(kernel)
 
 
 def score_terms(kernel: KernelSpec) -> str:
@@ -271,7 +275,39 @@ def score_terms(kernel: KernelSpec) -> str:
     factors = [name for name in kernel.factors if name != "scale"]
     bias = ["head_bias" if kernel.pass_ == "bwd" else "bias", "bias_strides.seq"]
     terms = {"none": [], "alibi": ["slopes[head] * kLog2e"]}.get(kernel.bias, bias)
-    return ", ".join([*factors, *terms])
+    return ", ".join([_score_factor(kernel), *factors[1:], *terms])
+
+
+def _score_factor(kernel: KernelSpec) -> str:
+    """What Q K^T is multiplied by first: with the scale factors of Q and K where there are any."""
+    return "score_factor" if kernel.scaled else kernel.factors[0]
+
+
+def scale_of(kernel: KernelSpec, heads: str, head: str) -> str:
+    """The place of a head's scale factor."""
+    return "0" if kernel.scales == "tensor" else f"batch * {heads} + {head}"
+
+
+def mma(kernel: KernelSpec) -> str:
+    """The function that multiplies two fragments."""
+    if kernel.turing:
+        return "mma_m16n8k16_f16"
+    return f"ptx::mma_m16n8k{kernel.mma_depth}_{PTX_TYPES[kernel.dtype]}"
+
+
+def cvt(kernel: KernelSpec, dtype: str) -> str:
+    """The function that rounds two floats to a word."""
+    return "cvt_f16x2" if kernel.turing else f"ptx::cvt_{PTX_TYPES[dtype]}x2"
+
+
+def matrix_instructions(kernel: KernelSpec) -> tuple[str, ...]:
+    """The wrappers that a kernel with matrix instructions needs: products, and conversions of the
+    weights and of the output."""
+    product = f"mma_m16n8k{kernel.mma_depth}_{PTX_TYPES[kernel.dtype]}"
+    if kernel.turing:
+        return product, "cvt_f16"
+    kinds = dict.fromkeys(d for d in (kernel.dtype, kernel.out_dtype) if d != "fp32")
+    return product, *(f"cvt_{PTX_TYPES[kind]}x2" for kind in kinds)
 
 
 def score_call(kernel: KernelSpec, key: str) -> str:
@@ -360,6 +396,7 @@ def _environment() -> jinja2.Environment:
     options = (
         *(hooked, softmax_factor, score_terms, score_call, score_columns_call, span_terms),
         *(longest_q, longest_k, dq_tile, head_rows, last_tile, warp_sees),
+        *(mma, cvt, matrix_instructions, scale_of),
     )
     helpers |= {option.__name__: option for option in options}
     environment.globals.update(helpers, ctype=CTYPES.__getitem__, ptx_type=PTX_TYPES.__getitem__)

@@ -39,7 +39,7 @@
 //   from 163840    1024 bytes  L and D, slot 0
 //
 // templates, with the first 8 digits of their sha256
-//   9ab2698b  device/copy.cuh
+//   c0df20f3  device/copy.cuh
 //   a88d316f  device/copy_plain.cuh
 //   76c2f1b5  device/integers.cuh
 //   1122107a  device/last_key.cuh
@@ -49,15 +49,15 @@
 //   cb1e2090  device/row_products.cuh
 //   577ba899  device/score_gradient.cuh
 //   091cdbcc  device/store_rows.cuh
-//   b0983d9f  device/tile.cuh
+//   6364541a  device/tile.cuh
 //   c2706fe3  device/types.cuh
 //   e7ad649c  device/update_query_gradient.cuh
-//   b80c26d4  device/words.cuh
+//   e044eaeb  device/words.cuh
 //   474615da  kernels/v1_bwd.cu
 //   8644c7ee  parts/constants_bwd.cuh
-//   3b57e6e1  parts/main_arrays.cuh
+//   2c9f1fd9  parts/main_arrays.cuh
 //   b86622cb  parts/main_bwd.cu
-//   925f66ef  parts/main_options.cuh
+//   deb8bf17  parts/main_options.cuh
 //   42d2ca0a  ptx/cvt_f16x2.cuh
 //   23f60c67  ptx/cvt_f32_f16.cuh
 //   422cf4a7  ptx/ex2.cuh
@@ -76,7 +76,7 @@
 // "head_dim_v": 64, "heads": 16, "incoherent": false, "kv_heads": 16, "out_dtype": "fp16", "pass":
 // "bwd", "scale": 0.125, "scales": "tensor", "seq": 1024, "seq_kv": 1024, "softcap": 0.0, "varlen":
 // false, "window": [-1, -1]}, "schema": "fasim.plan/1", "smem_bytes": 164864}
-// ---- the rest of the file has sha256 5df2ec548672b1296158ebc46c3820c4a81f3afaa94790bdfdeb22e11ff0a171
+// ---- the rest of the file has sha256 7f6a348cc1db7a1f50e0ce2903c3587156fef8e44dceb4de54a92988f22edfc7
 // FlashAttention, backward, in the paper's order (Dao et al. 2022, algorithm 4).
 //
 // Two kernels, launched one after the other with the same arguments:
@@ -262,9 +262,9 @@ struct WordOf<16> {
   using type = uint4;
 };
 
-__device__ constexpr int copy_bytes(int columns) {
+__device__ constexpr int copy_bytes(int columns, int size = sizeof(Element)) {
   int bytes = 16;
-  while (columns * int(sizeof(Element)) % bytes != 0) bytes /= 2;
+  while (columns * size % bytes != 0) bytes /= 2;
   return bytes;
 }
 
@@ -280,28 +280,29 @@ __device__ constexpr int min_power_of_two(int n, int limit) {
 // neighbouring rows, so that the 8 rows one matrix load touches lie in 8 different bank groups.
 
 // Chunks that are permuted among themselves: the largest of 8, 4, 2 that divides a row.
-__device__ constexpr int swizzle_group(int cols) {
-  const int chunks = cols / kChunkElements;
+__device__ constexpr int swizzle_group(int chunks) {
   return chunks % 8 == 0 ? 8 : chunks % 4 == 0 ? 4 : 2;
 }
 
-template <int kCols>
+template <int kChunks>
 __device__ __forceinline__ int swizzled(int row, int chunk) {
-  constexpr int kGroup = swizzle_group(kCols);
+  constexpr int kGroup = swizzle_group(kChunks);
   return chunk ^ (row / (8 / kGroup) % kGroup);
 }
 
 // The 16-byte chunk of a tile of kCols columns.
 template <int kCols, bool kSwizzled = true, typename T>
 __device__ __forceinline__ T* chunk_at(T* tile, int row, int chunk) {
-  const int place = kSwizzled ? swizzled<kCols>(row, chunk) : chunk;
-  return tile + row * kCols + place * kChunkElements;
+  constexpr int kElements = 16 / int(sizeof(T));
+  const int place = kSwizzled ? swizzled<kCols / kElements>(row, chunk) : chunk;
+  return tile + row * kCols + place * kElements;
 }
 
-// The shared address `chunks` (even) further along a row than chunk 0 or 1 at address `first`.
+// The shared address `chunks` further along a row than chunk 0, or an even number further than chunk
+// 1, at address `first`.
 template <int kCols>
 __device__ __forceinline__ u32 along_row(u32 first, int chunks) {
-  constexpr int kGroup = swizzle_group(kCols);
+  constexpr int kGroup = swizzle_group(kCols / kChunkElements);
   return (first ^ chunks % kGroup * 16) + chunks / kGroup * kGroup * 16;
 }
 
@@ -324,7 +325,7 @@ __device__ __forceinline__ void copy_tile(Element* tile, const Element* source, 
   constexpr int kRowStep = kThreads / kRowThreads, kColStep = kRowThreads * kElements;
   constexpr int kColSteps = (kCols + kColStep - 1) / kColStep;
   constexpr bool kEven = kCols == kValidCols && kCols % kColStep == 0 && kRows % kRowStep == 0;
-  constexpr bool kUnrolled = kEven && sizeof(Element) == 2;  // fp32 has no registers to spare
+  constexpr bool kUnrolled = kEven && sizeof(Element) < 4;  // fp32 has no registers to spare
   const int first_col = threadIdx.x % kRowThreads * kElements;
   const int first_row = threadIdx.x / kRowThreads;
   source += first_row * stride + first_col;

@@ -30,24 +30,25 @@
 //   from  98304   65536 bytes  V
 //
 // templates, with the first 8 digits of their sha256
-//   9ab2698b  device/copy.cuh
+//   c0df20f3  device/copy.cuh
 //   a88d316f  device/copy_plain.cuh
 //   26282f8e  device/fragments.cuh
 //   76c2f1b5  device/integers.cuh
 //   4210b751  device/mask.cuh
-//   335dc4e2  device/matmul_mma.cuh
+//   70293969  device/matmul_mma.cuh
 //   88db4618  device/merge.cuh
-//   051bb746  device/rows.cuh
-//   0959a0c4  device/softmax.cuh
-//   81e4092f  device/store.cuh
-//   b0983d9f  device/tile.cuh
+//   56ce5a2e  device/rows.cuh
+//   9a619284  device/softmax.cuh
+//   94288a38  device/store.cuh
+//   6364541a  device/tile.cuh
 //   c2706fe3  device/types.cuh
-//   b80c26d4  device/words.cuh
-//   0287a74b  kernels/v1_fwd.cu
-//   52ba4380  parts/constants.cuh
+//   2655b8fc  device/values_mma.cuh
+//   e044eaeb  device/words.cuh
+//   79f1263a  kernels/v1_fwd.cu
+//   77f6d870  parts/constants.cuh
 //   8a2896d0  parts/main.cu
-//   3b57e6e1  parts/main_arrays.cuh
-//   925f66ef  parts/main_options.cuh
+//   2c9f1fd9  parts/main_arrays.cuh
+//   deb8bf17  parts/main_options.cuh
 //   42d2ca0a  ptx/cvt_f16x2.cuh
 //   422cf4a7  ptx/ex2.cuh
 //   5bef9f17  ptx/ldmatrix_x4.cuh
@@ -66,7 +67,7 @@
 // "head_dim_v": 64, "heads": 16, "incoherent": false, "kv_heads": 16, "out_dtype": "fp16", "pass":
 // "fwd", "scale": 0.125, "scales": "tensor", "seq": 1024, "seq_kv": 1024, "softcap": 0.0, "varlen":
 // false, "window": [-1, -1]}, "schema": "fasim.plan/1", "smem_bytes": 163840}
-// ---- the rest of the file has sha256 3cc0e245d6965d9baf3cc47d392cc9c18d990f978ef72a78a4402f82ebf5b03e
+// ---- the rest of the file has sha256 fc61a6d450c08dc608a3363ce3c53f4cfd55384f08618f3ad69d8d5f86c42ffb
 // FlashAttention, forward, in the paper's order (Dao et al. 2022, algorithm 1).
 //
 // One thread block per head. The outer loop holds a tile of keys and values in shared memory; the
@@ -230,9 +231,9 @@ struct WordOf<16> {
   using type = uint4;
 };
 
-__device__ constexpr int copy_bytes(int columns) {
+__device__ constexpr int copy_bytes(int columns, int size = sizeof(Element)) {
   int bytes = 16;
-  while (columns * int(sizeof(Element)) % bytes != 0) bytes /= 2;
+  while (columns * size % bytes != 0) bytes /= 2;
   return bytes;
 }
 
@@ -248,28 +249,29 @@ __device__ constexpr int min_power_of_two(int n, int limit) {
 // neighbouring rows, so that the 8 rows one matrix load touches lie in 8 different bank groups.
 
 // Chunks that are permuted among themselves: the largest of 8, 4, 2 that divides a row.
-__device__ constexpr int swizzle_group(int cols) {
-  const int chunks = cols / kChunkElements;
+__device__ constexpr int swizzle_group(int chunks) {
   return chunks % 8 == 0 ? 8 : chunks % 4 == 0 ? 4 : 2;
 }
 
-template <int kCols>
+template <int kChunks>
 __device__ __forceinline__ int swizzled(int row, int chunk) {
-  constexpr int kGroup = swizzle_group(kCols);
+  constexpr int kGroup = swizzle_group(kChunks);
   return chunk ^ (row / (8 / kGroup) % kGroup);
 }
 
 // The 16-byte chunk of a tile of kCols columns.
 template <int kCols, bool kSwizzled = true, typename T>
 __device__ __forceinline__ T* chunk_at(T* tile, int row, int chunk) {
-  const int place = kSwizzled ? swizzled<kCols>(row, chunk) : chunk;
-  return tile + row * kCols + place * kChunkElements;
+  constexpr int kElements = 16 / int(sizeof(T));
+  const int place = kSwizzled ? swizzled<kCols / kElements>(row, chunk) : chunk;
+  return tile + row * kCols + place * kElements;
 }
 
-// The shared address `chunks` (even) further along a row than chunk 0 or 1 at address `first`.
+// The shared address `chunks` further along a row than chunk 0, or an even number further than chunk
+// 1, at address `first`.
 template <int kCols>
 __device__ __forceinline__ u32 along_row(u32 first, int chunks) {
-  constexpr int kGroup = swizzle_group(kCols);
+  constexpr int kGroup = swizzle_group(kCols / kChunkElements);
   return (first ^ chunks % kGroup * 16) + chunks / kGroup * kGroup * 16;
 }
 
@@ -292,7 +294,7 @@ __device__ __forceinline__ void copy_tile(Element* tile, const Element* source, 
   constexpr int kRowStep = kThreads / kRowThreads, kColStep = kRowThreads * kElements;
   constexpr int kColSteps = (kCols + kColStep - 1) / kColStep;
   constexpr bool kEven = kCols == kValidCols && kCols % kColStep == 0 && kRows % kRowStep == 0;
-  constexpr bool kUnrolled = kEven && sizeof(Element) == 2;  // fp32 has no registers to spare
+  constexpr bool kUnrolled = kEven && sizeof(Element) < 4;  // fp32 has no registers to spare
   const int first_col = threadIdx.x % kRowThreads * kElements;
   const int first_row = threadIdx.x / kRowThreads;
   source += first_row * stride + first_col;
@@ -340,7 +342,8 @@ __device__ __forceinline__ void zero(float (&fragment)[kRowTiles][kTiles][4]) {
 
 // s = Q K^T for the warp's rows and kStepKV keys. Long rows are not unrolled whole: the loads of all
 // steps at once would not fit the registers.
-constexpr int kDepthUnroll = kD > 128 ? 4 : 8;
+constexpr int kDepth = 2 * kChunkElements;  // of a matrix step: 32 bytes of a row
+constexpr int kDepthUnroll = kD > 8 * kDepth ? 4 : 8;
 
 __device__ __forceinline__ void scores(Scores& s, const Element* q_tile, const Element* k_tile) {
   constexpr int kRowBytes = kD * int(sizeof(Element));
@@ -351,16 +354,16 @@ __device__ __forceinline__ void scores(Scores& s, const Element* q_tile, const E
   const u32 k_first = ptx::smem_address(chunk_at<kD>(k_tile, key, lane / 8 % 2));
   zero(s);
 #pragma unroll kDepthUnroll
-  for (int depth = 0; depth < kD; depth += 16) {
+  for (int depth = 0; depth < kD; depth += kDepth) {
     u32 a[kRowTiles][4];
 #pragma unroll
     for (int i = 0; i < kRowTiles; ++i) {
-      ptx::ldmatrix_x4(a[i], along_row<kD>(q_first, depth / 8) + 16 * i * kRowBytes);
+      ptx::ldmatrix_x4(a[i], along_row<kD>(q_first, depth / kChunkElements) + 16 * i * kRowBytes);
     }
 #pragma unroll
     for (int n = 0; n < kStepKV; n += 16) {
       u32 b[4];
-      ptx::ldmatrix_x4(b, along_row<kD>(k_first, depth / 8) + n * kRowBytes);
+      ptx::ldmatrix_x4(b, along_row<kD>(k_first, depth / kChunkElements) + n * kRowBytes);
 #pragma unroll
       for (int i = 0; i < kRowTiles; ++i) {
         ptx::mma_m16n8k16_f16(s[i][n / 8], a[i], b[0], b[1]);
@@ -597,9 +600,10 @@ __device__ __forceinline__ void store_pair(u16* to, float x, float y) {
 // alignment allows. Each warp reads back only what it wrote itself.
 __device__ __forceinline__ void store_output(Output* tile, const Accumulator& o, Output* global,
                                              i64 stride, int rows) {
-  constexpr int kBytes = copy_bytes(kHeadDimV);
+  constexpr int kBytes = copy_bytes(kHeadDimV, sizeof(Output));
   constexpr int kElements = kBytes / int(sizeof(Output));
   constexpr int kCopies = kHeadDimV / kElements;
+  constexpr int kChunk = 16 / int(sizeof(Output));
   using Word = typename WordOf<kBytes>::type;
   const int lane = threadIdx.x % 32;
   const int warp_row = threadIdx.x / 32 * kWarpRows;
@@ -609,16 +613,16 @@ __device__ __forceinline__ void store_output(Output* tile, const Accumulator& o,
     for (int n = 0; n < kDV / 8; ++n) {
       const float (&pair)[4] = o[i / 2][n];
       const int column = 8 * n + lane % 4 * 2;
-      Output* chunk = chunk_at<kDV>(tile, warp_row + 8 * i + lane / 4, column / kChunkElements);
-      store_pair(chunk + column % kChunkElements, pair[i % 2 * 2], pair[i % 2 * 2 + 1]);
+      Output* chunk = chunk_at<kDV>(tile, warp_row + 8 * i + lane / 4, column / kChunk);
+      store_pair(chunk + column % kChunk, pair[i % 2 * 2], pair[i % 2 * 2 + 1]);
     }
   }
   __syncwarp();
   for (int i = lane; i < kWarpRows * kCopies; i += 32) {
     const int row = warp_row + i / kCopies;
     const int column = i % kCopies * kElements;
-    const Output* chunk = chunk_at<kDV>(tile, row, column / kChunkElements);
-    const Word word = *reinterpret_cast<const Word*>(chunk + column % kChunkElements);
+    const Output* chunk = chunk_at<kDV>(tile, row, column / kChunk);
+    const Word word = *reinterpret_cast<const Word*>(chunk + column % kChunk);
     if (row < rows) *reinterpret_cast<Word*>(global + row * stride + column) = word;
   }
 }

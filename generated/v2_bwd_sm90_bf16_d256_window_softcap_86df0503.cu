@@ -53,8 +53,8 @@
 //
 // templates, with the first 8 digits of their sha256
 //   e4e804e3  device/add_query_gradient.cuh
-//   9ab2698b  device/copy.cuh
-//   0854f155  device/copy_async.cuh
+//   c0df20f3  device/copy.cuh
+//   f0c63492  device/copy_async.cuh
 //   76c2f1b5  device/integers.cuh
 //   354a138d  device/matmul_bwd.cuh
 //   3f4ebe3a  device/query_gradient.cuh
@@ -64,14 +64,14 @@
 //   af9d4e82  device/score_columns.cuh
 //   577ba899  device/score_gradient.cuh
 //   091cdbcc  device/store_rows.cuh
-//   b0983d9f  device/tile.cuh
+//   6364541a  device/tile.cuh
 //   c2706fe3  device/types.cuh
-//   b80c26d4  device/words.cuh
+//   e044eaeb  device/words.cuh
 //   2f317bf8  kernels/v2_bwd.cu
 //   8644c7ee  parts/constants_bwd.cuh
-//   3b57e6e1  parts/main_arrays.cuh
+//   2c9f1fd9  parts/main_arrays.cuh
 //   b86622cb  parts/main_bwd.cu
-//   925f66ef  parts/main_options.cuh
+//   deb8bf17  parts/main_options.cuh
 //   337a472a  ptx/cp_async.cuh
 //   33562fdf  ptx/cvt_bf16x2.cuh
 //   422cf4a7  ptx/ex2.cuh
@@ -92,7 +92,7 @@
 // "head_dim_v": 256, "heads": 16, "incoherent": false, "kv_heads": 8, "out_dtype": "bf16", "pass":
 // "bwd", "scale": 0.0625, "scales": "tensor", "seq": 8192, "seq_kv": 8192, "softcap": 50.0,
 // "varlen": false, "window": [4095, 0]}, "schema": "fasim.plan/1", "smem_bytes": 180992}
-// ---- the rest of the file has sha256 ffb2d083733e1798947208c5a777d5133c2cb8616e4a36f34bc6f1ac7376dd04
+// ---- the rest of the file has sha256 50980fcaba050113146466f04014fbd2a9f83a6c241b8807fe5dbb0860175059
 // FlashAttention-2, backward (Dao 2023, algorithm 2).
 //
 // Three kernels, launched one after the other with the same arguments:
@@ -329,9 +329,9 @@ struct WordOf<16> {
   using type = uint4;
 };
 
-__device__ constexpr int copy_bytes(int columns) {
+__device__ constexpr int copy_bytes(int columns, int size = sizeof(Element)) {
   int bytes = 16;
-  while (columns * int(sizeof(Element)) % bytes != 0) bytes /= 2;
+  while (columns * size % bytes != 0) bytes /= 2;
   return bytes;
 }
 
@@ -347,38 +347,41 @@ __device__ constexpr int min_power_of_two(int n, int limit) {
 // neighbouring rows, so that the 8 rows one matrix load touches lie in 8 different bank groups.
 
 // Chunks that are permuted among themselves: the largest of 8, 4, 2 that divides a row.
-__device__ constexpr int swizzle_group(int cols) {
-  const int chunks = cols / kChunkElements;
+__device__ constexpr int swizzle_group(int chunks) {
   return chunks % 8 == 0 ? 8 : chunks % 4 == 0 ? 4 : 2;
 }
 
-template <int kCols>
+template <int kChunks>
 __device__ __forceinline__ int swizzled(int row, int chunk) {
-  constexpr int kGroup = swizzle_group(kCols);
+  constexpr int kGroup = swizzle_group(kChunks);
   return chunk ^ (row / (8 / kGroup) % kGroup);
 }
 
 // The 16-byte chunk of a tile of kCols columns.
 template <int kCols, bool kSwizzled = true, typename T>
 __device__ __forceinline__ T* chunk_at(T* tile, int row, int chunk) {
-  const int place = kSwizzled ? swizzled<kCols>(row, chunk) : chunk;
-  return tile + row * kCols + place * kChunkElements;
+  constexpr int kElements = 16 / int(sizeof(T));
+  const int place = kSwizzled ? swizzled<kCols / kElements>(row, chunk) : chunk;
+  return tile + row * kCols + place * kElements;
 }
 
-// The shared address `chunks` (even) further along a row than chunk 0 or 1 at address `first`.
+// The shared address `chunks` further along a row than chunk 0, or an even number further than chunk
+// 1, at address `first`.
 template <int kCols>
 __device__ __forceinline__ u32 along_row(u32 first, int chunks) {
-  constexpr int kGroup = swizzle_group(kCols);
+  constexpr int kGroup = swizzle_group(kCols / kChunkElements);
   return (first ^ chunks % kGroup * 16) + chunks / kGroup * kGroup * 16;
 }
 
-// One aligned copy into shared memory, in the background where the hardware can (not 2 bytes).
+// One aligned copy into shared memory, in the background where the hardware can (not 1 or 2
+// bytes).
 template <int kBytes>
 __device__ __forceinline__ void copy(Element* to, const Element* from, bool valid) {
   if constexpr (kBytes >= 4) {
     ptx::cp_async<kBytes>(to, from, valid);
   } else {
-    *to = valid ? *from : Element(0);
+    using Word = typename WordOf<kBytes>::type;
+    *reinterpret_cast<Word*>(to) = valid ? *reinterpret_cast<const Word*>(from) : Word(0);
   }
 }
 
@@ -394,7 +397,7 @@ __device__ __forceinline__ void copy_tile(Element* tile, const Element* source, 
   constexpr int kRowStep = kThreads / kRowThreads, kColStep = kRowThreads * kElements;
   constexpr int kColSteps = (kCols + kColStep - 1) / kColStep;
   constexpr bool kEven = kCols == kValidCols && kCols % kColStep == 0 && kRows % kRowStep == 0;
-  constexpr bool kUnrolled = kEven && sizeof(Element) == 2;  // fp32 has no registers to spare
+  constexpr bool kUnrolled = kEven && sizeof(Element) < 4;  // fp32 has no registers to spare
   const int first_col = threadIdx.x % kRowThreads * kElements;
   const int first_row = threadIdx.x / kRowThreads;
   source += first_row * stride + first_col;

@@ -28,26 +28,27 @@
 //   from  30720   14336 bytes  K and V, ring slot 1
 //
 // templates, with the first 8 digits of their sha256
-//   9ab2698b  device/copy.cuh
-//   0854f155  device/copy_async.cuh
-//   74034a71  device/finish.cuh
+//   c0df20f3  device/copy.cuh
+//   f0c63492  device/copy_async.cuh
+//   9657e602  device/finish.cuh
 //   26282f8e  device/fragments.cuh
 //   76c2f1b5  device/integers.cuh
 //   4210b751  device/mask.cuh
-//   335dc4e2  device/matmul_mma.cuh
-//   051bb746  device/rows.cuh
+//   70293969  device/matmul_mma.cuh
+//   56ce5a2e  device/rows.cuh
 //   23af4307  device/score.cuh
 //   ac33362a  device/score_rows.cuh
-//   e58e9ed8  device/softmax_lazy.cuh
-//   81e4092f  device/store.cuh
-//   b0983d9f  device/tile.cuh
+//   2371af69  device/softmax_lazy.cuh
+//   94288a38  device/store.cuh
+//   6364541a  device/tile.cuh
 //   c2706fe3  device/types.cuh
-//   b80c26d4  device/words.cuh
-//   4d2d4d55  kernels/v2_fwd.cu
-//   52ba4380  parts/constants.cuh
+//   2655b8fc  device/values_mma.cuh
+//   e044eaeb  device/words.cuh
+//   5ed4d436  kernels/v2_fwd.cu
+//   77f6d870  parts/constants.cuh
 //   8a2896d0  parts/main.cu
-//   3b57e6e1  parts/main_arrays.cuh
-//   925f66ef  parts/main_options.cuh
+//   2c9f1fd9  parts/main_arrays.cuh
+//   deb8bf17  parts/main_options.cuh
 //   337a472a  ptx/cp_async.cuh
 //   42d2ca0a  ptx/cvt_f16x2.cuh
 //   422cf4a7  ptx/ex2.cuh
@@ -67,7 +68,7 @@
 // "head_dim_v": 64, "heads": 16, "incoherent": false, "kv_heads": 16, "out_dtype": "fp16", "pass":
 // "fwd", "scale": 0.125, "scales": "tensor", "seq": 4096, "seq_kv": 4096, "softcap": 0.0, "varlen":
 // false, "window": [-1, -1]}, "schema": "fasim.plan/1", "smem_bytes": 45056}
-// ---- the rest of the file has sha256 e051d293069f539ba7064c7c5f0dd2eff4c057b0f36455fc28df48369f6155ef
+// ---- the rest of the file has sha256 3ad7cdeb306560e639c4d035d759c193958e9b1e9770d374ea85fa12381fdae0
 // FlashAttention-2, forward (Dao 2023, algorithm 1).
 //
 // One thread block per block of queries. It walks the keys and values once, from the last tile to
@@ -266,9 +267,9 @@ struct WordOf<16> {
   using type = uint4;
 };
 
-__device__ constexpr int copy_bytes(int columns) {
+__device__ constexpr int copy_bytes(int columns, int size = sizeof(Element)) {
   int bytes = 16;
-  while (columns * int(sizeof(Element)) % bytes != 0) bytes /= 2;
+  while (columns * size % bytes != 0) bytes /= 2;
   return bytes;
 }
 
@@ -284,38 +285,41 @@ __device__ constexpr int min_power_of_two(int n, int limit) {
 // neighbouring rows, so that the 8 rows one matrix load touches lie in 8 different bank groups.
 
 // Chunks that are permuted among themselves: the largest of 8, 4, 2 that divides a row.
-__device__ constexpr int swizzle_group(int cols) {
-  const int chunks = cols / kChunkElements;
+__device__ constexpr int swizzle_group(int chunks) {
   return chunks % 8 == 0 ? 8 : chunks % 4 == 0 ? 4 : 2;
 }
 
-template <int kCols>
+template <int kChunks>
 __device__ __forceinline__ int swizzled(int row, int chunk) {
-  constexpr int kGroup = swizzle_group(kCols);
+  constexpr int kGroup = swizzle_group(kChunks);
   return chunk ^ (row / (8 / kGroup) % kGroup);
 }
 
 // The 16-byte chunk of a tile of kCols columns.
 template <int kCols, bool kSwizzled = true, typename T>
 __device__ __forceinline__ T* chunk_at(T* tile, int row, int chunk) {
-  const int place = kSwizzled ? swizzled<kCols>(row, chunk) : chunk;
-  return tile + row * kCols + place * kChunkElements;
+  constexpr int kElements = 16 / int(sizeof(T));
+  const int place = kSwizzled ? swizzled<kCols / kElements>(row, chunk) : chunk;
+  return tile + row * kCols + place * kElements;
 }
 
-// The shared address `chunks` (even) further along a row than chunk 0 or 1 at address `first`.
+// The shared address `chunks` further along a row than chunk 0, or an even number further than chunk
+// 1, at address `first`.
 template <int kCols>
 __device__ __forceinline__ u32 along_row(u32 first, int chunks) {
-  constexpr int kGroup = swizzle_group(kCols);
+  constexpr int kGroup = swizzle_group(kCols / kChunkElements);
   return (first ^ chunks % kGroup * 16) + chunks / kGroup * kGroup * 16;
 }
 
-// One aligned copy into shared memory, in the background where the hardware can (not 2 bytes).
+// One aligned copy into shared memory, in the background where the hardware can (not 1 or 2
+// bytes).
 template <int kBytes>
 __device__ __forceinline__ void copy(Element* to, const Element* from, bool valid) {
   if constexpr (kBytes >= 4) {
     ptx::cp_async<kBytes>(to, from, valid);
   } else {
-    *to = valid ? *from : Element(0);
+    using Word = typename WordOf<kBytes>::type;
+    *reinterpret_cast<Word*>(to) = valid ? *reinterpret_cast<const Word*>(from) : Word(0);
   }
 }
 
@@ -331,7 +335,7 @@ __device__ __forceinline__ void copy_tile(Element* tile, const Element* source, 
   constexpr int kRowStep = kThreads / kRowThreads, kColStep = kRowThreads * kElements;
   constexpr int kColSteps = (kCols + kColStep - 1) / kColStep;
   constexpr bool kEven = kCols == kValidCols && kCols % kColStep == 0 && kRows % kRowStep == 0;
-  constexpr bool kUnrolled = kEven && sizeof(Element) == 2;  // fp32 has no registers to spare
+  constexpr bool kUnrolled = kEven && sizeof(Element) < 4;  // fp32 has no registers to spare
   const int first_col = threadIdx.x % kRowThreads * kElements;
   const int first_row = threadIdx.x / kRowThreads;
   source += first_row * stride + first_col;
@@ -379,7 +383,8 @@ __device__ __forceinline__ void zero(float (&fragment)[kRowTiles][kTiles][4]) {
 
 // s = Q K^T for the warp's rows and kStepKV keys. Long rows are not unrolled whole: the loads of all
 // steps at once would not fit the registers.
-constexpr int kDepthUnroll = kD > 128 ? 4 : 8;
+constexpr int kDepth = 2 * kChunkElements;  // of a matrix step: 32 bytes of a row
+constexpr int kDepthUnroll = kD > 8 * kDepth ? 4 : 8;
 
 __device__ __forceinline__ void scores(Scores& s, const Element* q_tile, const Element* k_tile) {
   constexpr int kRowBytes = kD * int(sizeof(Element));
@@ -390,16 +395,16 @@ __device__ __forceinline__ void scores(Scores& s, const Element* q_tile, const E
   const u32 k_first = ptx::smem_address(chunk_at<kD>(k_tile, key, lane / 8 % 2));
   zero(s);
 #pragma unroll kDepthUnroll
-  for (int depth = 0; depth < kD; depth += 16) {
+  for (int depth = 0; depth < kD; depth += kDepth) {
     u32 a[kRowTiles][4];
 #pragma unroll
     for (int i = 0; i < kRowTiles; ++i) {
-      ptx::ldmatrix_x4(a[i], along_row<kD>(q_first, depth / 8) + 16 * i * kRowBytes);
+      ptx::ldmatrix_x4(a[i], along_row<kD>(q_first, depth / kChunkElements) + 16 * i * kRowBytes);
     }
 #pragma unroll
     for (int n = 0; n < kStepKV; n += 16) {
       u32 b[4];
-      ptx::ldmatrix_x4(b, along_row<kD>(k_first, depth / 8) + n * kRowBytes);
+      ptx::ldmatrix_x4(b, along_row<kD>(k_first, depth / kChunkElements) + n * kRowBytes);
 #pragma unroll
       for (int i = 0; i < kRowTiles; ++i) {
         ptx::mma_m16n8k16_f16(s[i][n / 8], a[i], b[0], b[1]);
@@ -647,9 +652,10 @@ __device__ __forceinline__ void store_pair(u16* to, float x, float y) {
 // alignment allows. Each warp reads back only what it wrote itself.
 __device__ __forceinline__ void store_output(Output* tile, const Accumulator& o, Output* global,
                                              i64 stride, int rows) {
-  constexpr int kBytes = copy_bytes(kHeadDimV);
+  constexpr int kBytes = copy_bytes(kHeadDimV, sizeof(Output));
   constexpr int kElements = kBytes / int(sizeof(Output));
   constexpr int kCopies = kHeadDimV / kElements;
+  constexpr int kChunk = 16 / int(sizeof(Output));
   using Word = typename WordOf<kBytes>::type;
   const int lane = threadIdx.x % 32;
   const int warp_row = threadIdx.x / 32 * kWarpRows;
@@ -659,16 +665,16 @@ __device__ __forceinline__ void store_output(Output* tile, const Accumulator& o,
     for (int n = 0; n < kDV / 8; ++n) {
       const float (&pair)[4] = o[i / 2][n];
       const int column = 8 * n + lane % 4 * 2;
-      Output* chunk = chunk_at<kDV>(tile, warp_row + 8 * i + lane / 4, column / kChunkElements);
-      store_pair(chunk + column % kChunkElements, pair[i % 2 * 2], pair[i % 2 * 2 + 1]);
+      Output* chunk = chunk_at<kDV>(tile, warp_row + 8 * i + lane / 4, column / kChunk);
+      store_pair(chunk + column % kChunk, pair[i % 2 * 2], pair[i % 2 * 2 + 1]);
     }
   }
   __syncwarp();
   for (int i = lane; i < kWarpRows * kCopies; i += 32) {
     const int row = warp_row + i / kCopies;
     const int column = i % kCopies * kElements;
-    const Output* chunk = chunk_at<kDV>(tile, row, column / kChunkElements);
-    const Word word = *reinterpret_cast<const Word*>(chunk + column % kChunkElements);
+    const Output* chunk = chunk_at<kDV>(tile, row, column / kChunk);
+    const Word word = *reinterpret_cast<const Word*>(chunk + column % kChunk);
     if (row < rows) *reinterpret_cast<Word*>(global + row * stride + column) = word;
   }
 }

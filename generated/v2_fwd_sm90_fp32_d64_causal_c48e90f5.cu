@@ -27,25 +27,25 @@
 //   from  49152   16384 bytes  K and V, ring slot 1
 //
 // templates, with the first 8 digits of their sha256
-//   9ab2698b  device/copy.cuh
-//   0854f155  device/copy_async.cuh
+//   c0df20f3  device/copy.cuh
+//   f0c63492  device/copy_async.cuh
 //   ab3ac69d  device/dots.cuh
-//   74034a71  device/finish.cuh
+//   9657e602  device/finish.cuh
 //   26282f8e  device/fragments.cuh
 //   76c2f1b5  device/integers.cuh
 //   4210b751  device/mask.cuh
 //   4cfecc7b  device/matmul_fma.cuh
-//   051bb746  device/rows.cuh
-//   0959a0c4  device/softmax.cuh
-//   81e4092f  device/store.cuh
-//   b0983d9f  device/tile.cuh
+//   56ce5a2e  device/rows.cuh
+//   9a619284  device/softmax.cuh
+//   94288a38  device/store.cuh
+//   6364541a  device/tile.cuh
 //   c2706fe3  device/types.cuh
-//   b80c26d4  device/words.cuh
-//   4d2d4d55  kernels/v2_fwd.cu
-//   52ba4380  parts/constants.cuh
+//   e044eaeb  device/words.cuh
+//   5ed4d436  kernels/v2_fwd.cu
+//   77f6d870  parts/constants.cuh
 //   8a2896d0  parts/main.cu
-//   3b57e6e1  parts/main_arrays.cuh
-//   925f66ef  parts/main_options.cuh
+//   2c9f1fd9  parts/main_arrays.cuh
+//   deb8bf17  parts/main_options.cuh
 //   337a472a  ptx/cp_async.cuh
 //   422cf4a7  ptx/ex2.cuh
 //   ecba088f  ptx/lg2.cuh
@@ -62,7 +62,7 @@
 // "head_dim_v": 64, "heads": 16, "incoherent": false, "kv_heads": 16, "out_dtype": "fp32", "pass":
 // "fwd", "scale": 0.125, "scales": "tensor", "seq": 4096, "seq_kv": 4096, "softcap": 0.0, "varlen":
 // false, "window": [-1, -1]}, "schema": "fasim.plan/1", "smem_bytes": 65536}
-// ---- the rest of the file has sha256 e2850c171e1c662556e2fa99961eac931f8aec861456752dfa71975271c4ccce
+// ---- the rest of the file has sha256 bf0c293e6a5fa377b1ed03d2e9eee2681afaf30681479d7328ce551d051f5013
 // FlashAttention-2, forward (Dao 2023, algorithm 1).
 //
 // One thread block per block of queries. It walks the keys and values once, from the last tile to
@@ -208,9 +208,9 @@ struct WordOf<16> {
   using type = uint4;
 };
 
-__device__ constexpr int copy_bytes(int columns) {
+__device__ constexpr int copy_bytes(int columns, int size = sizeof(Element)) {
   int bytes = 16;
-  while (columns * int(sizeof(Element)) % bytes != 0) bytes /= 2;
+  while (columns * size % bytes != 0) bytes /= 2;
   return bytes;
 }
 
@@ -226,38 +226,41 @@ __device__ constexpr int min_power_of_two(int n, int limit) {
 // neighbouring rows, so that the 8 rows one matrix load touches lie in 8 different bank groups.
 
 // Chunks that are permuted among themselves: the largest of 8, 4, 2 that divides a row.
-__device__ constexpr int swizzle_group(int cols) {
-  const int chunks = cols / kChunkElements;
+__device__ constexpr int swizzle_group(int chunks) {
   return chunks % 8 == 0 ? 8 : chunks % 4 == 0 ? 4 : 2;
 }
 
-template <int kCols>
+template <int kChunks>
 __device__ __forceinline__ int swizzled(int row, int chunk) {
-  constexpr int kGroup = swizzle_group(kCols);
+  constexpr int kGroup = swizzle_group(kChunks);
   return chunk ^ (row / (8 / kGroup) % kGroup);
 }
 
 // The 16-byte chunk of a tile of kCols columns.
 template <int kCols, bool kSwizzled = true, typename T>
 __device__ __forceinline__ T* chunk_at(T* tile, int row, int chunk) {
-  const int place = kSwizzled ? swizzled<kCols>(row, chunk) : chunk;
-  return tile + row * kCols + place * kChunkElements;
+  constexpr int kElements = 16 / int(sizeof(T));
+  const int place = kSwizzled ? swizzled<kCols / kElements>(row, chunk) : chunk;
+  return tile + row * kCols + place * kElements;
 }
 
-// The shared address `chunks` (even) further along a row than chunk 0 or 1 at address `first`.
+// The shared address `chunks` further along a row than chunk 0, or an even number further than chunk
+// 1, at address `first`.
 template <int kCols>
 __device__ __forceinline__ u32 along_row(u32 first, int chunks) {
-  constexpr int kGroup = swizzle_group(kCols);
+  constexpr int kGroup = swizzle_group(kCols / kChunkElements);
   return (first ^ chunks % kGroup * 16) + chunks / kGroup * kGroup * 16;
 }
 
-// One aligned copy into shared memory, in the background where the hardware can (not 2 bytes).
+// One aligned copy into shared memory, in the background where the hardware can (not 1 or 2
+// bytes).
 template <int kBytes>
 __device__ __forceinline__ void copy(Element* to, const Element* from, bool valid) {
   if constexpr (kBytes >= 4) {
     ptx::cp_async<kBytes>(to, from, valid);
   } else {
-    *to = valid ? *from : Element(0);
+    using Word = typename WordOf<kBytes>::type;
+    *reinterpret_cast<Word*>(to) = valid ? *reinterpret_cast<const Word*>(from) : Word(0);
   }
 }
 
@@ -273,7 +276,7 @@ __device__ __forceinline__ void copy_tile(Element* tile, const Element* source, 
   constexpr int kRowStep = kThreads / kRowThreads, kColStep = kRowThreads * kElements;
   constexpr int kColSteps = (kCols + kColStep - 1) / kColStep;
   constexpr bool kEven = kCols == kValidCols && kCols % kColStep == 0 && kRows % kRowStep == 0;
-  constexpr bool kUnrolled = kEven && sizeof(Element) == 2;  // fp32 has no registers to spare
+  constexpr bool kUnrolled = kEven && sizeof(Element) < 4;  // fp32 has no registers to spare
   const int first_col = threadIdx.x % kRowThreads * kElements;
   const int first_row = threadIdx.x / kRowThreads;
   source += first_row * stride + first_col;
@@ -528,9 +531,10 @@ __device__ __forceinline__ void store_pair(float* to, float x, float y) {
 // alignment allows. Each warp reads back only what it wrote itself.
 __device__ __forceinline__ void store_output(Output* tile, const Accumulator& o, Output* global,
                                              i64 stride, int rows) {
-  constexpr int kBytes = copy_bytes(kHeadDimV);
+  constexpr int kBytes = copy_bytes(kHeadDimV, sizeof(Output));
   constexpr int kElements = kBytes / int(sizeof(Output));
   constexpr int kCopies = kHeadDimV / kElements;
+  constexpr int kChunk = 16 / int(sizeof(Output));
   using Word = typename WordOf<kBytes>::type;
   const int lane = threadIdx.x % 32;
   const int warp_row = threadIdx.x / 32 * kWarpRows;
@@ -540,16 +544,16 @@ __device__ __forceinline__ void store_output(Output* tile, const Accumulator& o,
     for (int n = 0; n < kDV / 8; ++n) {
       const float (&pair)[4] = o[i / 2][n];
       const int column = 8 * n + lane % 4 * 2;
-      Output* chunk = chunk_at<kDV>(tile, warp_row + 8 * i + lane / 4, column / kChunkElements);
-      store_pair(chunk + column % kChunkElements, pair[i % 2 * 2], pair[i % 2 * 2 + 1]);
+      Output* chunk = chunk_at<kDV>(tile, warp_row + 8 * i + lane / 4, column / kChunk);
+      store_pair(chunk + column % kChunk, pair[i % 2 * 2], pair[i % 2 * 2 + 1]);
     }
   }
   __syncwarp();
   for (int i = lane; i < kWarpRows * kCopies; i += 32) {
     const int row = warp_row + i / kCopies;
     const int column = i % kCopies * kElements;
-    const Output* chunk = chunk_at<kDV>(tile, row, column / kChunkElements);
-    const Word word = *reinterpret_cast<const Word*>(chunk + column % kChunkElements);
+    const Output* chunk = chunk_at<kDV>(tile, row, column / kChunk);
+    const Word word = *reinterpret_cast<const Word*>(chunk + column % kChunk);
     if (row < rows) *reinterpret_cast<Word*>(global + row * stride + column) = word;
   }
 }

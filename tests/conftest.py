@@ -74,7 +74,7 @@ def sketch() -> Callable[..., Kernel]:
             pass_="fwd",
             arch="sm_80",
             dtype=dtype,
-            out_dtype=dtype,
+            out_dtype=problem.out_dtype,
             head_dim=head_dim,
             head_dim_v=head_dim,
             tile=Tile(block_q=block_q, block_kv=block_kv, warps=1),
@@ -82,6 +82,7 @@ def sketch() -> Callable[..., Kernel]:
             softcap=problem.softcap > 0,
             bias=problem.bias,
             varlen=problem.varlen,
+            scales=problem.scales if dtype == "e4m3" else "none",
         )
         plan = Plan(problem=problem, gpu="none", kernel=spec, smem_bytes=64 << 10)
         return Kernel(spec.stem, "", plan)

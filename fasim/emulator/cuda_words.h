@@ -85,6 +85,15 @@ inline unsigned __float_as_uint(float x) { return __builtin_bit_cast(unsigned, x
 inline int __float_as_int(float x) { return __builtin_bit_cast(int, x); }
 inline int __popc(unsigned x) { return __builtin_popcount(x); }
 inline int __clz(int x) { return x ? __builtin_clz(unsigned(x)) : 32; }
+// Four of the eight bytes of y x, each named by a digit. CUDA Math API: __byte_perm.
+inline unsigned __byte_perm(unsigned x, unsigned y, unsigned digits) {
+  const unsigned long long bytes = (unsigned long long)(y) << 32 | x;
+  unsigned picked = 0;
+  for (int i = 0; i < 4; ++i) {
+    picked |= unsigned(bytes >> 8 * (digits >> 4 * i & 7) & 0xff) << 8 * i;
+  }
+  return picked;
+}
 inline float rsqrtf(float x) { return 1.f / sqrtf(x); }
 
 // ---- Warps and blocks. CUDA C++ Programming Guide, 10.6 and 10.22

@@ -63,6 +63,9 @@ __forceinline__ unsigned cvt_f16x2(float low, float high, FASIM_LINE) {
 __forceinline__ unsigned cvt_bf16x2(float low, float high, FASIM_LINE) {
   return emulator::cvt_pair(emulator::kBf16, low, high, line);
 }
+__forceinline__ unsigned short cvt_f16(float x, FASIM_LINE) {
+  return (unsigned short)(emulator::cvt_pair(emulator::kF16, x, 0.f, line));
+}
 __forceinline__ unsigned short cvt_e4m3x2(float low, float high, FASIM_LINE) {
   return (unsigned short)(emulator::cvt_pair(emulator::kE4m3, low, high, line));
 }

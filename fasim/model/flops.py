@@ -32,7 +32,8 @@ def executed(problem: Problem, algo: str, pass_: str, tiles: Tiles) -> Ints:
     if algo == "standard":
         per_pair = 2 * (over_d * problem.head_dim + over_dv * problem.head_dim_v)
         return 0 * tiles.block_q + heads * problem.seq * problem.seq_kv * per_pair
-    per_pair = 2 * (over_d * padded(problem.head_dim) + over_dv * padded(problem.head_dim_v))
+    d, dv = (padded(n, problem.dtype) for n in (problem.head_dim, problem.head_dim_v))
+    per_pair = 2 * (over_d * d + over_dv * dv)
     if algo == "v2_split":
         steps = packed_visits(problem, tiles).steps
         return heads // problem.group * per_pair * steps * tiles.block_q * tiles.block_kv

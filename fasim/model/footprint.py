@@ -14,7 +14,7 @@ import numpy as np
 
 from fasim.gpu import Gpu
 from fasim.model.tiles import Ints, Tiles, ceil_div, padded, round_up
-from fasim.plan import WARP
+from fasim.plan import LAZY_DTYPES, WARP
 from fasim.problem import Problem
 
 # Registers of a thread besides its accumulators: addresses, loop state, softmax statistics ...
@@ -47,6 +47,14 @@ WANTED_BASE, WANTED_PER_ACCUMULATOR = 62, 1.17
 # Split keys: limits of packed rows, this warp's place in a tile; fp32 spills a few addresses with
 # fewer than the second number.
 SPLIT_REGISTERS = {"fp32": 40, "fp16": 8, "bf16": 8, "e4m3": 8}
+# What some types take besides on some architectures, forward. Before Ampere, where nothing copies
+# in the background, values on their way, and with more than so many keys a step weights that are
+# rounded one by one. In e4m3 the sums of a tile: by major compute capability so many beside up to
+# 64, 128, 192 or 256 columns of O, and so many a key. Hopper computes such products in fp16.
+COPIED_REGISTERS, FEW_KEYS = 16, 56
+SUMS_REGISTERS = {8: (0, 0, 24, 32), 9: (32, 56, 48, 48), 12: (8, 24, 32, 32)}
+SUMS_PER_KEY = {8: 0.0, 9: 0.5, 12: 0.25}
+AMPERE, BLACKWELL = (8, 0), 12
 # V1's and V2's backward kernels, whose LSE and D wait in shared memory: what they need, and what
 # they make do with where that is all that is left. Fitted to nvcc 13.0.
 V2_BACKWARD_REGISTERS, V2_BACKWARD_LEAST = 72, 64
@@ -87,16 +95,59 @@ def smem_bytes(problem: Problem, algo: str, pass_: str, tiles: Tiles) -> Ints:
     return np.asarray(_SMEM[algo, pass_](problem, tiles))
 
 
-def registers(problem: Problem, algo: str, pass_: str, tiles: Tiles) -> Ints:
-    """Registers one thread (V3: one consumer thread) needs: with fewer, some would spill."""
-    return np.asarray(_REGISTERS[algo, pass_](problem, tiles))
+def registers(
+    problem: Problem, algo: str, pass_: str, tiles: Tiles, capability: tuple[int, int] = AMPERE
+) -> Ints:
+    """Registers one thread (V3: one consumer thread) needs on a GPU of that compute capability:
+    with fewer, some would spill."""
+    needed = np.asarray(_REGISTERS[algo, pass_](problem, tiles))
+    for more in arch_registers(problem, algo, pass_, tiles, capability).values():
+        needed = needed + more
+    return needed
 
 
-def granted(problem: Problem, algo: str, pass_: str, tiles: Tiles, cap: Ints) -> Ints:
+def arch_registers(
+    problem: Problem, algo: str, pass_: str, tiles: Tiles, capability: tuple[int, int]
+) -> dict[str, Ints]:
+    """What a type takes besides on some architectures, by the reason."""
+    if pass_ == "bwd" or algo == "v3":
+        return {}
+    if capability < AMPERE:
+        return _turing_registers(problem, algo, tiles)
+    if problem.dtype != "e4m3":
+        return {}
+    major = capability[0] if capability[0] in SUMS_REGISTERS else BLACKWELL
+    by_columns = SUMS_REGISTERS[major][(problem.head_dim_v - 1) // 64]
+    sums = by_columns + SUMS_PER_KEY[major] * tiles.step_kv
+    return {"sums of a tile": sums.astype(np.int64)}
+
+
+def _turing_registers(problem: Problem, algo: str, tiles: Tiles) -> dict[str, Ints]:
+    """Copies pass through registers, and weights are rounded one by one; V1 has room for fewer
+    accumulators."""
+    rounding = np.maximum(tiles.step_kv - FEW_KEYS, 0) * (problem.dtype == "fp16")
+    passing = COPIED_REGISTERS + rounding
+    if algo != "v1":
+        return {"values on their way": passing}
+    taken = _v1_fwd_registers(problem, tiles)
+    accumulators = _accumulators(problem, tiles)
+    room = np.maximum(MOST_REGISTERS - taken, 0)
+    beyond = np.maximum(accumulators - V1_MOST_WITH_OPTIONS, 0) * (taken <= MOST_REGISTERS)
+    return {"values on their way": np.minimum(passing, room), "on Turing": beyond}
+
+
+def granted(
+    problem: Problem,
+    algo: str,
+    pass_: str,
+    tiles: Tiles,
+    cap: Ints,
+    capability: tuple[int, int] = AMPERE,
+) -> Ints:
     """Registers to let the compiler use, at most ``cap``: what it wants where there is room for
     more than it needs. V1's and V2's backward kernels get all there is room for, as they want more
     than that; V3's get what they need."""
-    needed = registers(problem, algo, pass_, tiles)
+    needed = registers(problem, algo, pass_, tiles, capability)
     if pass_ == "bwd" and algo != "v3":
         return np.asarray(np.maximum(needed, cap))
     if algo == "v3":
@@ -163,7 +214,7 @@ def _v3_bwd_smem(problem: Problem, tiles: Tiles) -> Any:
 
 def _accumulators(problem: Problem, tiles: Tiles) -> Ints:
     """fp32 accumulators of O and S; P packs into S."""
-    return tiles.rows_per_warp * (padded(problem.head_dim_v) + tiles.step_kv) // 32
+    return tiles.rows_per_warp * (padded(problem.head_dim_v, problem.dtype) + tiles.step_kv) // 32
 
 
 def _scores(tiles: Tiles) -> Ints:
@@ -195,7 +246,7 @@ def lazy_registers(problem: Problem, tiles: Tiles) -> Ints:
     """What keeps tiles away whose lazy weights would not fit beside the rest; 0 for all others."""
     held = _accumulators(problem, tiles) + tiles.step_kv // 4  # the weights of 16 rows
     crowded = (_scores(tiles) > MOST_LAZY_SCORES) | (held > MOST_HELD)
-    return np.asarray(LAZY_REGISTERS * crowded * (problem.dtype != "fp32"))
+    return np.asarray(LAZY_REGISTERS * crowded * (problem.dtype in LAZY_DTYPES))
 
 
 def _special(problem: Problem, tiles: Tiles) -> Ints:
@@ -274,7 +325,7 @@ def gradient_columns(problem: Problem, tiles: Tiles) -> Ints:
 def _v3_fwd_registers(problem: Problem, tiles: Tiles) -> Any:
     """A warpgroup of 128 threads owns 64 rows: S N/2, O D_v/2, P N e/8 unless it is in shared."""
     p = tiles.block_kv * problem.element_bytes // 8 * ~tiles.p_shared
-    return tiles.block_kv // 2 + padded(problem.head_dim_v) // 2 + p + WGMMA_SLACK
+    return tiles.block_kv // 2 + padded(problem.head_dim_v, problem.dtype) // 2 + p + WGMMA_SLACK
 
 
 def _v3_bwd_registers(problem: Problem, tiles: Tiles) -> Any:
@@ -289,7 +340,8 @@ def _bwd_accumulators(problem: Problem, tiles: Tiles) -> Any:
 
 
 def _dims(problem: Problem) -> tuple[int, int, int]:
-    return padded(problem.head_dim), padded(problem.head_dim_v), problem.element_bytes
+    d, dv = (padded(n, problem.dtype) for n in (problem.head_dim, problem.head_dim_v))
+    return d, dv, problem.element_bytes
 
 
 _Count = Callable[[Problem, Tiles], Any]
@@ -394,7 +446,8 @@ def parts_bytes(problem: Problem, splits: Ints) -> Ints:
 def merge_bytes(problem: Problem, tiles: Tiles) -> Ints:
     """Shared memory in which the warps of a block of split keys leave their parts: rows of O, m and
     l in fp32, padded to 8 floats so that 8 rows lie in 8 bank groups."""
-    return np.asarray(tiles.warps * tiles.block_q * (padded(problem.head_dim_v) + 8) * 4)
+    columns = padded(problem.head_dim_v, problem.dtype) + 8
+    return np.asarray(tiles.warps * tiles.block_q * columns * 4)
 
 
 def _dq_workspace(problem: Problem, algo: str) -> int:

@@ -14,7 +14,7 @@ import numpy as np
 
 from fasim.model.silicon import Rates
 from fasim.model.tiles import Reals, Tiles, padded
-from fasim.plan import QUERY_STEP
+from fasim.plan import LAZY_DTYPES, QUERY_STEP
 from fasim.problem import Problem
 
 # Instructions an element of S costs besides its exponential: max, fused multiply-add, add, half a
@@ -74,7 +74,8 @@ class _Shape:
     def __init__(self, problem: Problem, tiles: Tiles) -> None:
         self.tiles = tiles
         self.m, self.n = tiles.block_q, tiles.block_kv
-        self.d, self.dv = padded(problem.head_dim), padded(problem.head_dim_v)
+        self.d = padded(problem.head_dim, problem.dtype)
+        self.dv = padded(problem.head_dim_v, problem.dtype)
         self.e, self.dtype = problem.element_bytes, problem.dtype
         self.scores = self.m * self.n
         capped = problem.softcap > 0
@@ -153,7 +154,7 @@ def _split_fwd(shape: _Shape, rates: Rates) -> Step:
 
 def _v2_fwd(shape: _Shape, rates: Rates) -> Step:
     step = _mma_fwd(shape, rates)
-    if shape.dtype == "fp32":
+    if shape.dtype not in LAZY_DTYPES:
         return step
     return replace(step, softmax=_lazy_softmax(shape, rates) / _busy(shape))
 

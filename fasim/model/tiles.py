@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fasim.plan import QUERY_STEP, WARP, Tile
+from fasim.plan import QUERY_STEP, WARP, Tile, matrix_granule
 
 Ints = npt.NDArray[np.int64]
 Reals = npt.NDArray[np.float64]
@@ -121,6 +121,6 @@ def round_up(a: Any, granule: Any) -> Any:
     return ceil_div(a, granule) * granule
 
 
-def padded(head_dim: int) -> int:
-    """A head dimension as the kernels hold it: a multiple of 16, the k of one mma."""
-    return int(round_up(head_dim, 16))
+def padded(head_dim: int, dtype: str = "fp16") -> int:
+    """A head dimension as the kernels hold it: a multiple of 16, the k of one mma; e4m3: of 32."""
+    return int(round_up(head_dim, matrix_granule(dtype)))

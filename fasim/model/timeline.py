@@ -19,7 +19,7 @@ from fasim.model.silicon import Rates, rates
 from fasim.model.steps import Step, query_step, step
 from fasim.model.tiles import Ints, Reals, Tiles, ceil_div
 from fasim.model.visits import packed_visits, visits
-from fasim.plan import ABREAST
+from fasim.plan import ABREAST, LAZY_DTYPES
 from fasim.problem import Problem
 
 Law = Callable[[Any], Any]  # clocks of a step, by the blocks resident on its SM
@@ -183,7 +183,7 @@ class _Flash:
         """Shares of products and reads, and of softmax, that show; of all in a lone block."""
         if self.problem.dtype == "fp32":
             return FP32_PIPES_SHOW, SOFTMAX_SHOWS, LONE_SHOWS
-        if self.algo == "v2":
+        if self.algo == "v2" and self.problem.dtype in LAZY_DTYPES:
             return LAZY_PIPES_SHOW, LAZY_SOFTMAX_SHOWS, LAZY_LONE_SHOWS
         return PIPES_SHOW, SOFTMAX_SHOWS, LONE_SHOWS
 

@@ -17,7 +17,7 @@ from fasim.gpu import Gpu
 from fasim.model.footprint import Tensors, parts_bytes
 from fasim.model.tiles import Ints, Tiles, ceil_div, padded
 from fasim.model.visits import Visits, packed_visits, visits
-from fasim.plan import ABREAST
+from fasim.plan import ABREAST, SCALE_INPUTS
 from fasim.problem import Problem
 
 # Share of the L2 that a working set may fill and still be found there again.
@@ -88,8 +88,9 @@ def _option_reads_bwd(problem: Problem, algo: str, tiles: Tiles) -> dict[str, An
 
 
 def _option_reads(problem: Problem, algo: str, tiles: Tiles) -> dict[str, Any]:
-    """What only some kernels read forward. Every thread reads its head's slope and its sequence's
-    ends; a dense bias is read once wherever a q tile (V2: a warp's rows) meets the keys it visits.
+    """What only some kernels read forward. Every thread reads its head's slope and scale factors
+    and its sequence's ends; a dense bias is read once wherever a q tile (V2: a warp's rows) meets
+    the keys it visits.
     """
     p, heads = problem, problem.batch * problem.heads
     seen = visits(problem, tiles.block_q, tiles.step_kv)
@@ -103,6 +104,8 @@ def _option_reads(problem: Problem, algo: str, tiles: Tiles) -> dict[str, Any]:
         reads["bias"] = heads * visits(problem, rows, tiles.step_kv).pairs * p.bias_bytes
     if p.varlen:
         reads |= {"cu_seqlens_q": 8 * threads, "cu_seqlens_k": 8 * threads}
+    if p.dtype == "e4m3":
+        reads |= dict.fromkeys(SCALE_INPUTS, 4 * threads)
     return reads
 
 
@@ -199,7 +202,7 @@ def _v2_bwd(problem: Problem, seen: Visits, block_q: Ints) -> Bytes:
     rounded. dK and dV are written once."""
     p, e, heads = problem, problem.element_bytes, problem.batch * problem.heads
     rows, all_rows, t = heads * seen.rows, heads * p.seq, Tensors.of(problem)
-    tile = heads * block_q * padded(p.head_dim) * 4  # of dQ, in every head
+    tile = heads * block_q * padded(p.head_dim, p.dtype) * 4  # of dQ, in every head
     reads = {
         "q": rows * p.head_dim * e,
         "o": all_rows * p.head_dim_v * e,
@@ -392,7 +395,7 @@ def _walk_dram(
     per_walk = np.maximum(per_head * (p.group if forward else 1), 1)
     heads = np.maximum(ceil_div(resident, per_walk), abreast)
     row = (p.head_dim + p.head_dim_v) * e
-    row_bwd = row + 8 + 4 * padded(p.head_dim)
+    row_bwd = row + 8 + 4 * padded(p.head_dim, p.dtype)
     alive = heads * (p.seq_kv * row if forward else p.seq * row_bwd)
     convoy = (
         np.clip(resident // heads, 1, per_walk) if abreast > 1 else np.minimum(resident, per_walk)

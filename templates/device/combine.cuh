@@ -39,5 +39,5 @@ __device__ __forceinline__ void add_parts(float (&sums)[kLaneColumns], const flo
 //% if kernel.out_dtype == "fp32"
 __device__ __forceinline__ Output rounded(float x) { return x; }
 //% else
-__device__ __forceinline__ Output rounded(float x) { return u16(ptx::cvt_$(ptx_type(kernel.out_dtype))x2(x, x)); }
+__device__ __forceinline__ Output rounded(float x) { return u16($(cvt(kernel, kernel.out_dtype))(x, x)); }
 //% endif

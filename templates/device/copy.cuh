@@ -10,7 +10,7 @@ __device__ __forceinline__ void copy_tile(Element* tile, const Element* source, 
   constexpr int kRowStep = kThreads / kRowThreads, kColStep = kRowThreads * kElements;
   constexpr int kColSteps = (kCols + kColStep - 1) / kColStep;
   constexpr bool kEven = kCols == kValidCols && kCols % kColStep == 0 && kRows % kRowStep == 0;
-  constexpr bool kUnrolled = kEven && sizeof(Element) == 2;  // fp32 has no registers to spare
+  constexpr bool kUnrolled = kEven && sizeof(Element) < 4;  // fp32 has no registers to spare
   const int first_col = threadIdx.x % kRowThreads * kElements;
   const int first_row = threadIdx.x / kRowThreads;
   source += first_row * stride + first_col;

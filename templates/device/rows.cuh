@@ -14,7 +14,11 @@ __device__ __forceinline__ float reference_of(float max) { return max == -kInfin
 
 // Natural logarithm of a row's sum of exp(scale s); -inf for a row that saw no key.
 __device__ __forceinline__ float log_sum_exp(float max, float sum, float scale_log2) {
+//% if kernel.dtype == "e4m3"
+  return (max * scale_log2 + ptx::lg2(sum) - kWeightExponent) * kLn2;
+//% else
   return (max * scale_log2 + ptx::lg2(sum)) * kLn2;
+//% endif
 }
 
 // The row of the tile that a thread's i-th row of fragments is.

@@ -33,7 +33,11 @@ __device__ __forceinline__ void online_softmax(Scores& s, Accumulator& o, RowSta
 #pragma unroll
     for (int n = 0; n < kStepKV / 4; ++n) {
       float& weight = s[tile][n / 2][2 * half + n % 2];
+//% if kernel.dtype == "e4m3"
+      weight = ptx::ex2(fmaf(weight - reference, scale_log2, kWeightExponent));
+//% else
       weight = ptx::ex2((weight - reference) * scale_log2);
+//% endif
       sum += weight;
     }
     row.max[tile][half] = max;

@@ -37,7 +37,7 @@ __device__ __forceinline__ void exponentials(TileWeights& p, const TileScores& s
     const float x = ptx::ex2(fmaf(s[n][2 * half], scale_log2, -shift[half]));
     const float y = ptx::ex2(fmaf(s[n][2 * half + 1], scale_log2, -shift[half]));
     sum[half] += x + y;
-    p[n / 2][n % 2 * 2 + half] = ptx::cvt_$(ptx_type(kernel.dtype))x2(x, y);
+    p[n / 2][n % 2 * 2 + half] = $(cvt(kernel, kernel.dtype))(x, y);
   }
 }
 

@@ -1,6 +1,12 @@
 // An unsigned word of so many bytes, and the widest one every row of a tensor is aligned to.
 template <int kBytes>
 struct WordOf;
+//% if kernel.dtype == "e4m3"
+template <>
+struct WordOf<1> {
+  using type = unsigned char;
+};
+//% endif
 template <>
 struct WordOf<2> {
   using type = u16;
@@ -18,9 +24,9 @@ struct WordOf<16> {
   using type = uint4;
 };
 
-__device__ constexpr int copy_bytes(int columns) {
+__device__ constexpr int copy_bytes(int columns, int size = sizeof(Element)) {
   int bytes = 16;
-  while (columns * int(sizeof(Element)) % bytes != 0) bytes /= 2;
+  while (columns * size % bytes != 0) bytes /= 2;
   return bytes;
 }
 

@@ -33,8 +33,9 @@ static_assert((kQElements + kBlockKV * (kD + kDV)) * sizeof(Element) == kSmemByt
 //% if kernel.dtype != "fp32"
 //% include "ptx/smem_address.cuh"
 //% include "ptx/ldmatrix_x4.cuh"
-//% include "ptx/mma_m16n8k16_" ~ ptx_type(kernel.dtype) ~ ".cuh"
-//% include "ptx/cvt_" ~ ptx_type(kernel.dtype) ~ "x2.cuh"
+//% for name in matrix_instructions(kernel)
+//% include "ptx/" ~ name ~ ".cuh"
+//% endfor
 //% endif
 
 //% include "device/words.cuh"
@@ -47,10 +48,16 @@ static_assert((kQElements + kBlockKV * (kD + kDV)) * sizeof(Element) == kSmemByt
 
 //% include "device/fragments.cuh"
 
+//% if kernel.turing and kernel.dtype == "fp16"
+//% include "device/turing.cuh"
+//% endif
+
 //% if kernel.dtype == "fp32"
 //% include "device/matmul_fma.cuh"
 //% else
 //% include "device/matmul_mma.cuh"
+
+//% include "device/values_" ~ ("e4m3" if kernel.dtype == "e4m3" else "mma") ~ ".cuh"
 //% endif
 
 //% if kernel.varlen

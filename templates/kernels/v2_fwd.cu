@@ -17,14 +17,22 @@
 //% include "parts/constants.cuh"
 constexpr int kSlots = $(2 * tile.stages);  // ring of tiles in shared memory: K, V, K, V …
 constexpr int kSlotElements = kBlockKV * (kD > kDV ? kD : kDV);
-constexpr int kQElements = kBlockQ * (kD > kDV ? kD : kDV);  // Q, and O at the end
+//% if kernel.dtype == "e4m3"
+constexpr int kORow = kDV * int(sizeof(Output));  // bytes, as are those of Q
+//% endif
+//% set o_row = "kORow" if kernel.dtype == "e4m3" else "kDV"
+constexpr int kQElements = kBlockQ * (kD > $(o_row) ? kD : $(o_row));  // Q, and O at the end
 
 static_assert((kQElements + kSlots * kSlotElements) * sizeof(Element) == kSmemBytes,
               "shared memory as planned");
 
 // ---- Instructions -------------------------------------------------------------------------------
+//% if kernel.cp_async or kernel.dtype != "fp32"
 //% include "ptx/smem_address.cuh"
+//% endif
+//% if kernel.cp_async
 //% include "ptx/cp_async.cuh"
+//% endif
 //% include "ptx/ex2.cuh"
 //% include "ptx/lg2.cuh"
 //% if kernel.softcap
@@ -35,24 +43,31 @@ static_assert((kQElements + kSlots * kSlotElements) * sizeof(Element) == kSmemBy
 //% endif
 //% if kernel.dtype != "fp32"
 //% include "ptx/ldmatrix_x4.cuh"
-//% include "ptx/mma_m16n8k16_" ~ ptx_type(kernel.dtype) ~ ".cuh"
-//% include "ptx/cvt_" ~ ptx_type(kernel.dtype) ~ "x2.cuh"
+//% for name in matrix_instructions(kernel)
+//% include "ptx/" ~ name ~ ".cuh"
+//% endfor
 //% endif
 
 //% include "device/words.cuh"
 
 //% include "device/tile.cuh"
 
-//% include "device/copy_async.cuh"
+//% include "device/copy_" ~ ("async" if kernel.cp_async else "plain") ~ ".cuh"
 
 //% include "device/copy.cuh"
 
 //% include "device/fragments.cuh"
 
+//% if kernel.turing and kernel.dtype == "fp16"
+//% include "device/turing.cuh"
+//% endif
+
 //% if kernel.dtype == "fp32"
 //% include "device/matmul_fma.cuh"
 //% else
 //% include "device/matmul_mma.cuh"
+
+//% include "device/values_" ~ ("e4m3" if kernel.dtype == "e4m3" else "mma") ~ ".cuh"
 //% endif
 
 //% if kernel.varlen
@@ -69,11 +84,7 @@ static_assert((kQElements + kSlots * kSlotElements) * sizeof(Element) == kSmemBy
 
 //% include "device/rows.cuh"
 
-//% if kernel.dtype == "fp32"
-//% include "device/softmax.cuh"
-//% else
-//% include "device/softmax_lazy.cuh"
-//% endif
+//% include "device/softmax" ~ ("_lazy" if kernel.lazy else "") ~ ".cuh"
 
 //% include "device/finish.cuh"
 
@@ -118,6 +129,15 @@ $(parameters(kernel))) {
   k += batch * k_strides.batch + kv_head * k_strides.head;
   v += batch * v_strides.batch + kv_head * v_strides.head;
 
+//% if kernel.scaled
+  // Real values are stored * scale: Q's and K's go into the factor of Q K^T, V's into that of O.
+  const float q_factor = q_scale[$(scale_of(kernel, "heads", "head"))];
+  const float k_factor = k_scale[$(scale_of(kernel, "kv_heads", "kv_head"))];
+  const float v_factor = v_scale[$(scale_of(kernel, "kv_heads", "kv_head"))];
+  const float score_factor = $(kernel.factors[0]) * q_factor * k_factor;
+
+//% endif
+
   // The tiles that any of them sees, as a stream K, V, K, V … through the ring.
   const int last_query = first_query + rows - 1;
 //% if kernel.mask == "window"
@@ -139,11 +159,15 @@ $(parameters(kernel))) {
       const Element* source = v + key * v_strides.seq;
       copy_tile<kBlockKV, kDV, kHeadDimV, kSwizzledV>(slot(t), source, v_strides.seq, seq_kv - key);
     }
+//% if kernel.cp_async
     ptx::cp_async_commit_group();  // an empty group keeps the count in step
+//% endif
   };
   // Tile t has arrived, and every warp is done with tile t - 1, whose slot is then filled again.
   const auto advance = [&](int t) {
+//% if kernel.cp_async
     ptx::cp_async_wait_group<kSlots - 2>();
+//% endif
     __syncthreads();
     load(t + kSlots - 1);
   };
@@ -190,7 +214,9 @@ $(parameters(kernel))) {
     if (sees) accumulate(o_acc, p, slot(2 * j + 1));
   }
 
+//% if kernel.cp_async
   ptx::cp_async_wait_group<0>();
+//% endif
   __syncthreads();  // Q's tile is free for O
   o += batch * o_strides.batch + head * o_strides.head + first_query * o_strides.seq;
 //% if kernel.varlen
@@ -199,7 +225,7 @@ $(parameters(kernel))) {
 //% else
   lse += (batch * heads + head) * seq_q + first_query;
 //% endif
-  finish(o_acc, row, lse, $(softmax_factor(kernel)), rows);
+  finish(o_acc, row, lse, $(softmax_factor(kernel)), $("v_factor, " if kernel.scaled else "")rows);
   store_output(reinterpret_cast<Output*>(smem_raw), o_acc, o, o_strides.seq, rows);
 }
 

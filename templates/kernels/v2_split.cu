@@ -32,8 +32,9 @@ static_assert((kQElements + kSlots * kSlotElements) * sizeof(Element) == kSmemBy
 //% include "ptx/lg2.cuh"
 //% if kernel.dtype != "fp32"
 //% include "ptx/ldmatrix_x4.cuh"
-//% include "ptx/mma_m16n8k16_" ~ ptx_type(kernel.dtype) ~ ".cuh"
-//% include "ptx/cvt_" ~ ptx_type(kernel.dtype) ~ "x2.cuh"
+//% for name in matrix_instructions(kernel)
+//% include "ptx/" ~ name ~ ".cuh"
+//% endfor
 //% endif
 
 //% include "device/words.cuh"
@@ -52,6 +53,8 @@ static_assert((kQElements + kSlots * kSlotElements) * sizeof(Element) == kSmemBy
 //% include "device/matmul_fma.cuh"
 //% else
 //% include "device/matmul_mma.cuh"
+
+//% include "device/values_" ~ ("e4m3" if kernel.dtype == "e4m3" else "mma") ~ ".cuh"
 //% endif
 
 //% include "device/rows.cuh"

@@ -1,7 +1,7 @@
 constexpr int kHeadDim = $(kernel.head_dim);  // d, of Q and K
 constexpr int kHeadDimV = $(kernel.head_dim_v);  // of V and O
-constexpr int kD = $(padded(kernel.head_dim));  // as stored: whole 16-wide matrix steps, the rest zero
-constexpr int kDV = $(padded(kernel.head_dim_v));
+constexpr int kD = $(padded(kernel.head_dim, kernel.dtype));  // as stored: whole $(kernel.granule)-wide matrix steps, the rest zero
+constexpr int kDV = $(padded(kernel.head_dim_v, kernel.dtype));
 constexpr int kBlockQ = $(tile.block_q);  // B_r: queries of one tile
 constexpr int kBlockKV = $(tile.block_kv);  // B_c: keys of one tile
 constexpr int kStepKV = $(tile.keys_per_step);  // keys whose scores fit the registers at once
@@ -19,6 +19,9 @@ constexpr int kSmemBytes = $(plan.smem_bytes);
 constexpr bool kCausal = $("true" if kernel.mask == "causal" else "false");
 //% endif
 constexpr int kChunkElements = 16 / int(sizeof(Element));  // of the 16-byte unit of copies
+//% if kernel.dtype == "e4m3"
+constexpr float kWeightExponent = 8.f;  // weights are up to 2^8, as e4m3 ends at 448 and at 2^-9
+//% endif
 constexpr float kInfinity = __builtin_huge_valf();
 constexpr float kLn2 = 0.693147180559945f;
 //% if hooked(kernel)
@@ -31,4 +34,4 @@ static_assert(kStepKV * kWarps == kBlockKV, "every warp has as many keys of a ti
 //% else
 static_assert(kRowTiles * 16 * kWarps == kBlockQ, "every warp owns whole 16-row tiles");
 //% endif
-static_assert(kBlockKV % kStepKV == 0 && kStepKV % 16 == 0, "whole 16-key matrix steps");
+static_assert(kBlockKV % kStepKV == 0 && kStepKV % $(kernel.granule) == 0, "whole $(kernel.granule)-key matrix steps");

@@ -4,8 +4,10 @@ __global__ void fill(Element* x, i64 n, u32 seed) {
   const float value = float(hash >> 8) / (1 << 23) - 1.f;
 //% if kernel.dtype == "fp32"
   if (i < n) x[i] = value;
+//% elif kernel.dtype == "e4m3"
+  if (i < n) x[i] = Element(ptx::cvt_e4m3x2(value, value));
 //% else
-  if (i < n) x[i] = u16(ptx::cvt_$(ptx_type(kernel.dtype))x2(value, value));
+  if (i < n) x[i] = u16($(cvt(kernel, kernel.dtype))(value, value));
 //% endif
 }
 

@@ -15,6 +15,12 @@
   const Bias* bias = made<Bias>(i64(seq_q) * seq_kv, [](i64) { return Bias(0); });
   const Strides bias_strides = {0, 0, seq_kv};
 //% endif
+//% if kernel.scaled
+  const auto one = [](i64) { return 1.f; };
+  const float* q_scale = made<float>(i64(batch) * heads, one);
+  const float* k_scale = made<float>(i64(batch) * kv_heads, one);
+  const float* v_scale = made<float>(i64(batch) * kv_heads, one);
+//% endif
 //% if kernel.varlen
   const int longest_q = seq_q,$(" longest_k = seq_kv," if kernel.pass_ == "bwd") total_q = batch * seq_q;
   const int* cu_seqlens_q = made<int>(batch + 1, [&](i64 i) { return int(i * seq_q); });

@@ -309,6 +309,9 @@ def _conversions() -> Iterator[Case]:
         x = _floats_around_every_upper_half()
         packed = _rounded(x, kind).reshape(-1, 2)
         yield _elementwise(f"cvt_{kind}x2", "pack", x.reshape(-1, 2), packed, arch=arch)
+    x = _floats_around_every_upper_half()
+    single = {"values": {"source": "float"}}
+    yield _elementwise("cvt_f16", "unary", x, _rounded(x, "f16"), **single)
     codes = np.arange(1 << 16, dtype=np.uint16)
     exact = {"values": {"source": "u16"}}
     yield _elementwise("cvt_f32_f16", "unary", codes, _floats(codes.view(np.float16)), **exact)

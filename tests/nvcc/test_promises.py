@@ -19,10 +19,17 @@ from fasim.render import render
 
 SAMPLE, WITH_OPTIONS, SPLIT_SAMPLE, BACKWARD_SAMPLE, SEED = 120, 40, 30, 40, 2026
 BACKWARD_WITH_OPTIONS = 20
+LADDER_SAMPLE = 12
 BACKWARD = ("v1", "v2", *(f"v2_{form}" for form in FORMS))
 MOST_MEAN_EXCESS = 16  # registers promised above those used
 
 GPUS = ("a100-80gb", "a10", "3090", "4090", "l40s", "h100", "h200", "5090")
+DTYPES = ("fp32", "fp16", "bf16")
+# What few GPUs have, or lack: algorithms, GPUs, types.
+LADDER = {
+    "turing": (("v1", "v2"), ("t4",), ("fp32", "fp16")),
+    "e4m3": (("v2",), ("4090", "5090"), ("e4m3",)),
+}
 HEAD_DIMS = (16, 32, 33, 40, 64, 80, 96, 128, 160, 192, 224, 256)
 
 
@@ -48,18 +55,25 @@ def draw_options(rng: random.Random) -> dict[str, Any]:
     }
 
 
-def draw(rng: random.Random, algos: tuple[str, ...], pass_: str, options: bool) -> Plan | None:
+def draw(
+    rng: random.Random,
+    algos: tuple[str, ...],
+    pass_: str = "fwd",
+    options: bool = False,
+    gpus: tuple[str, ...] = GPUS,
+    dtypes: tuple[str, ...] = DTYPES,
+) -> Plan | None:
     """One legal tile of one random problem, any of them as likely."""
     head_dim = rng.choice(HEAD_DIMS)
     problem = Problem(
-        dtype=rng.choice(("fp32", "fp16", "bf16")),
+        dtype=rng.choice(dtypes),
         head_dim=head_dim,
         head_dim_v=head_dim if rng.random() < 0.8 else rng.choice(HEAD_DIMS),
         causal=rng.random() < 0.5,
         pass_=pass_,
         **(draw_options(rng) if options else {}),
     )
-    device, algo = gpu.load(rng.choice(GPUS)), rng.choice(algos)
+    device, algo = gpu.load(rng.choice(gpus)), rng.choice(algos)
     form = algo.removeprefix("v2_") if algo.removeprefix("v2_") in FORMS else ""
     problem = problem.with_(deterministic=bool(form))
     tiles = planner.candidates(problem, device, algo, pass_)
@@ -109,6 +123,19 @@ def test_accepted_plans_of_split_keys_compile_as_promised() -> None:
         built = list(pool.map(build, plans))
     assert not list(filter(None, map(broken_promise, built)))
     assert np.mean([each.excess for each in built]) <= MOST_MEAN_EXCESS
+
+
+@pytest.mark.nvcc
+@pytest.mark.slow
+@pytest.mark.parametrize("rung", LADDER)
+def test_accepted_plans_of_the_ladder_compile_as_promised(rung: str) -> None:
+    algos, gpus, dtypes = LADDER[rung]
+    rng = random.Random(SEED)
+    drawn = iter(lambda: draw(rng, algos, gpus=gpus, dtypes=dtypes), object())
+    plans = list(islice((plan for plan in drawn if plan), LADDER_SAMPLE))
+    with ThreadPoolExecutor(2) as pool:
+        built = list(pool.map(build, plans))
+    assert not list(filter(None, map(broken_promise, built)))
 
 
 @pytest.mark.nvcc

@@ -23,6 +23,7 @@ NOTHING = "nothing"
 SEEDS = range(20)  # each draws the inputs and the schedule
 
 SMALL = Tile(block_q=32, block_kv=16, warps=2)
+WIDER = Tile(block_q=32, block_kv=32, warps=2)
 STEPPED = Tile(block_q=32, block_kv=32, warps=2, step_kv=16)
 PLANS: dict[str, tuple[str, Tile, Problem]] = {
     "v2 bf16 causal": ("v2", SMALL, Problem(head_dim=32, dtype="bf16", causal=True)),
@@ -31,7 +32,10 @@ PLANS: dict[str, tuple[str, Tile, Problem]] = {
     "v1 bf16 causal": ("v1", STEPPED, Problem(head_dim=32, dtype="bf16", causal=True)),
     "v1 fp16 full": ("v1", STEPPED, Problem(head_dim=40, head_dim_v=24)),
     "v1 fp32 full": ("v1", STEPPED, Problem(head_dim=32, dtype="fp32")),
+    "v2 turing": ("v2", SMALL, Problem(head_dim=32, causal=True)),
+    "v2 e4m3": ("v2", WIDER, Problem(head_dim=64, dtype="e4m3", scales="head")),
 }
+GPUS = {"v2 turing": "t4", "v2 e4m3": "4090"}  # of the others: a100-80gb
 
 POWERS = """const float x = ptx::ex2(fmaf(s[n][2 * half], scale_log2, -shift[half]));
     const float y = ptx::ex2(fmaf(s[n][2 * half + 1], scale_log2, -shift[half]));"""
@@ -92,7 +96,7 @@ class Bug:
 def kernel_of(name: str) -> Kernel:
     """The right kernel."""
     algo, tile, problem = PLANS[name]
-    plan = planner.plan(problem, load("a100-80gb"), algo, tile=tile).plan
+    plan = planner.plan(problem, load(GPUS.get(name, "a100-80gb")), algo, tile=tile).plan
     assert plan
     return render(plan)
 
@@ -695,4 +699,108 @@ VALUES = (
     ),
 )
 
-BUGS = (*ORDER, *MEMORY, *VALUES)
+# ---- Before Ampere: no copies in the background, matrix instructions 8 deep ---------------------
+
+TURING = (
+    Bug(
+        "a slot is refilled while others read it",
+        "v2 turing",
+        "    __syncthreads();\n    load(t + kSlots - 1);",
+        "    load(t + kSlots - 1);\n    __syncthreads();",
+        "race",
+    ),
+    Bug(
+        "the second half of a product takes the keys of the first",
+        "v2 turing",
+        "ptx::mma_m16n8k8_f16(d, last, b1);",
+        "ptx::mma_m16n8k8_f16(d, last, b0);",
+        "matches_float64",
+    ),
+    Bug(
+        "half of a fragment is taken for one of its rows",
+        "v2 turing",
+        "first[2] = {a[0], a[1]}, last[2] = {a[2], a[3]};",
+        "first[2] = {a[0], a[2]}, last[2] = {a[1], a[3]};",
+        "matches_float64",
+    ),
+    Bug(
+        "the second of two floats is rounded into the low half",
+        "v2 turing",
+        "return ptx::cvt_f16(low) | u32(ptx::cvt_f16(high)) << 16;",
+        "return ptx::cvt_f16(high) | u32(ptx::cvt_f16(low)) << 16;",
+        "matches_float64",
+    ),
+)
+
+# ---- e4m3: four keys a register, scale factors, weights that fill the range ----------------------
+
+E4M3 = (
+    Bug(
+        "odd columns are read from even ones",
+        "v2 e4m3",
+        "odd_high = __byte_perm(v[2], v[3], 0x7531);",
+        "odd_high = __byte_perm(v[2], v[3], 0x6420);",
+        "matches_float64",
+    ),
+    Bug(
+        "the weights of a step's first keys are taken for its last",
+        "v2 e4m3",
+        "const float (&later)[4] = s[tile][n + 1];",
+        "const float (&later)[4] = s[tile][n];",
+        "matches_float64",
+    ),
+    Bug(
+        "a matrix load reads half of the keys twice",
+        "v2 e4m3",
+        "chunk_at<kDV>(v_tile, threadIdx.x % 32, 0)",
+        "chunk_at<kDV>(v_tile, threadIdx.x % 16, 0)",
+        "matches_float64",
+    ),
+    Bug(
+        "each tile of keys replaces what those before it gave",
+        "v2 e4m3",
+        "sum[1] += odd[",
+        "sum[1] = odd[",
+        "matches_float64",
+        RISING,
+    ),
+    Bug(
+        "weights are stretched beyond the largest number",
+        "v2 e4m3",
+        "kWeightExponent = 8.f;",
+        "kWeightExponent = 10.f;",
+        "matches_float64",
+    ),
+    Bug(
+        "the stretch stays in the log-sum-exp",
+        "v2 e4m3",
+        "(max * scale_log2 + ptx::lg2(sum) - kWeightExponent) * kLn2;",
+        "(max * scale_log2 + ptx::lg2(sum)) * kLn2;",
+        "matches_float64",
+    ),
+    Bug(
+        "the values' scale factor is forgotten",
+        "v2 e4m3",
+        "sum == 0.f ? 0.f : v_factor / sum;",
+        "sum == 0.f ? 0.f : 1.f / sum;",
+        "matches_float64",
+    ),
+    Bug(
+        "keys are scaled by the factor of their query's head",
+        "v2 e4m3",
+        "k_scale[batch * kv_heads + kv_head];",
+        "k_scale[batch * heads + head];",
+        "out of bounds",
+        GROUPS,
+    ),
+    Bug(
+        "all batches are scaled as the first",
+        "v2 e4m3",
+        "k_scale[batch * kv_heads + kv_head];",
+        "k_scale[kv_head];",
+        "matches_float64",
+        replace(USUAL, batch=2),
+    ),
+)
+
+BUGS = (*ORDER, *MEMORY, *VALUES, *TURING, *E4M3)

@@ -482,11 +482,23 @@ def test_the_registers_of_every_legal_tile_are_explained(
         check_registers(entry, explain.derive(entry, device, "registers")[0])
 
 
+@pytest.mark.parametrize(
+    ("device", "dtype", "algo"),
+    [("t4", "fp16", "v1"), ("t4", "fp16", "v2"), ("t4", "fp32", "v2"), ("5090", "e4m3", "v2")],
+)
+def test_the_registers_of_an_architecture_are_explained(device: str, dtype: str, algo: str) -> None:
+    chip = gpu.load(device)
+    for head_dim in (64, 128):
+        entry = planner.plan(Problem(dtype=dtype, head_dim=head_dim), chip, algo)
+        check_registers(entry, explain.derive(entry, chip, "registers")[0])
+
+
 def check_registers(entry: Entry, term: explain.Term) -> None:
     """The parts are what the model says is needed, and the grant shown is the plan's."""
     assert entry.tile
     tiles = Tiles.of([entry.tile])
-    needed = footprint.registers(entry.problem, entry.algo, entry.pass_, tiles)[0]
+    capability = gpu.load(entry.gpu).compute_capability
+    needed = footprint.registers(entry.problem, entry.algo, entry.pass_, tiles, capability)[0]
     assert sum(part.value for part in term.parts) == needed == term.total
     granted = re.match(r"granted (\d+):", term.remarks[0])
     assert granted

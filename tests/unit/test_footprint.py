@@ -127,11 +127,24 @@ def test_v3_backward_shared_memory_is_that_of_fa4():
 )
 def test_v1_v2_shared_memory_by_hand(dtype, d, dv, m, n, stages):
     problem = Problem(head_dim=d, head_dim_v=dv, dtype=dtype)
-    wide, e = max(padded(d), padded(dv)), problem.element_bytes
+    (wide_q, wide_v), e = (padded(n, dtype) for n in (d, dv)), problem.element_bytes
+    wide = max(wide_q, wide_v)
     tiles = one(block_q=m, block_kv=n, stages=stages)
     v1, v2 = (footprint.smem_bytes(problem, algo, "fwd", tiles)[0] for algo in ("v1", "v2"))
-    assert v1 == e * (m * wide + n * (padded(d) + padded(dv)))
+    assert v1 == e * (m * wide + n * (wide_q + wide_v))
     assert v2 == e * wide * (m + 2 * stages * n)
+
+
+@pytest.mark.parametrize("out_dtype", ["bf16", "fp32"])
+@pytest.mark.parametrize(("d", "dv"), [(128, 128), (64, 40), (33, 256), (256, 16)])
+def test_v2_shared_memory_in_e4m3_by_hand(d, dv, out_dtype):
+    """O leaves through Q's tile, which is as wide as O then is; K and V have a byte an element."""
+    problem = Problem(head_dim=d, head_dim_v=dv, dtype="e4m3", out_dtype=out_dtype)
+    wide_q, wide_v = -(-d // 32) * 32, -(-dv // 32) * 32
+    tiles = one(block_q=64, block_kv=96, stages=2)
+    used = footprint.smem_bytes(problem, "v2", "fwd", tiles)[0]
+    o_row = wide_v * problem.out_bytes
+    assert used == 64 * max(wide_q, o_row) + 4 * 96 * max(wide_q, wide_v)
 
 
 @pytest.mark.parametrize(
@@ -342,5 +355,45 @@ def test_budget_leaves_the_driver_its_share():
 
 
 def test_padding_is_to_sixteen():
-    assert [padded(d) for d in (1, 16, 40, 80, 255)] == [16, 16, 48, 80, 256]
-    assert math.isclose(1 - 40 / padded(40), 1 / 6)
+    assert [padded(d, "fp16") for d in (1, 16, 40, 80, 255)] == [16, 16, 48, 80, 256]
+    assert [padded(d, "e4m3") for d in (1, 32, 40, 80, 255)] == [32, 32, 64, 96, 256]
+    assert math.isclose(1 - 40 / padded(40, "fp16"), 1 / 6)
+
+
+def on(gpu, problem, algo="v2", **tile):
+    capability = gpus.load(gpu).compute_capability
+    return int(footprint.registers(problem, algo, "fwd", one(**tile), capability)[0])
+
+
+def test_before_ampere_copies_pass_through_registers():
+    """16 registers, and one for each of more than 56 keys whose weights are rounded one by one."""
+    for keys, more in ((32, 16), (64, 24), (128, 88)):
+        tile = {"block_q": 64, "block_kv": keys}
+        assert (
+            on("t4", Problem(head_dim=64), **tile)
+            == needs(Problem(head_dim=64), "v2", **tile) + more
+        )
+    fp32, tile = Problem(head_dim=64, dtype="fp32"), {"block_q": 64, "block_kv": 64}
+    assert on("t4", fp32, **tile) == needs(fp32, "v2", **tile) + 16
+
+
+def test_v1_on_turing_gets_what_there_is():
+    tile = {"block_q": 128, "block_kv": 64, "step_kv": 32}
+    assert on("t4", Problem(head_dim=32), "v1", **tile) == needs(Problem(head_dim=32), **tile) + 16
+    assert (
+        on("t4", Problem(head_dim=96), "v1", **tile) == needs(Problem(head_dim=96), **tile) == 255
+    )
+    assert (
+        on("t4", Problem(head_dim=128), "v1", **tile) > 255 >= needs(Problem(head_dim=112), **tile)
+    )
+
+
+def test_sums_of_an_e4m3_tile_by_architecture():
+    """Half a register a key on Hopper, a quarter on Blackwell, and what columns of O take."""
+    tile = {"block_q": 64, "block_kv": 64}
+    for d, ada, hopper, blackwell in ((64, 0, 64, 24), (128, 0, 88, 40), (192, 24, 80, 48)):
+        problem = Problem(head_dim=d, dtype="e4m3")
+        plain = 16 * (d + 64) // 32 + 16 + 41 + 8 * (d > 128)
+        assert on("4090", problem, **tile) == plain + ada
+        assert on("h200", problem, **tile) == plain + hopper
+        assert on("5090", problem, **tile) == on("b200", problem, **tile) == plain + blackwell

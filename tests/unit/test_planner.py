@@ -265,8 +265,11 @@ def test_v100_is_planned_not_generated():
     ("options", "word"),
     [
         ({"varlen": True, "bias": "dense"}, "packed sequences"),
-        ({"dtype": "e4m3"}, "e4m3"),
+        ({"dtype": "e4m3", "scales": "block"}, "scale factors of blocks"),
+        ({"dtype": "e4m3", "incoherent": True}, "incoherent"),
+        ({"dtype": "e4m3", "bias": "dense"}, "--bias dense_fp32"),
         ({"pass_": "bwd", "varlen": True, "bias": "dense"}, "packed sequences"),
+        ({"pass_": "bwd", "deterministic": True, "window": (9, 0)}, "deterministic backward"),
         ({"pass_": "train"}, "backward"),
     ],
 )
@@ -317,6 +320,47 @@ def test_backward_kernels_reach_every_head_dim(gpu, head_dim, dtype):
     entry = planner.plan(problem, gpus.load(gpu), "v2")
     assert entry.generable
     assert entry.smem_bytes <= gpus.load(gpu).smem_per_block
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "fp16"])
+@pytest.mark.parametrize("algo", ["v1", "v2"])
+def test_turing_has_forward_kernels(algo, dtype):
+    entry = planner.plan(Problem(dtype=dtype, causal=True), gpus.load("t4"), algo)
+    assert entry.generable
+    assert entry.plan.kernel.arch == "sm_75"
+    assert entry.smem_bytes <= 64 * 1024
+
+
+def test_what_turing_lacks_is_named():
+    assert reasons("t4", dtype="bf16")["v2"] == (False, False, "t4 has no bf16 tensor cores")
+    assert reasons("t4", dtype="e4m3")["v2"] == (False, False, "t4 has no e4m3 tensor cores")
+    available, generable, reason = reasons("t4", pass_="bwd", head_dim=64)["v2"]
+    assert (available, generable) == (True, False)
+    assert reason == "backward kernels start at compute capability 8.0, t4 has 7.5"
+
+
+@pytest.mark.parametrize("scales", ["tensor", "head"])
+@pytest.mark.parametrize("gpu", ["4090", "l4", "l40s", "5090", "h200"])
+def test_v2_is_generated_in_e4m3_where_tensor_cores_take_it(gpu, scales):
+    problem = Problem(dtype="e4m3", scales=scales, causal=True)
+    entry = planner.plan(problem, gpus.load(gpu), "v2")
+    assert entry.generable
+    kernel = entry.plan.kernel
+    assert (kernel.dtype, kernel.out_dtype, kernel.scales) == ("e4m3", "bf16", scales)
+    assert kernel.tile.block_kv % 32 == 0
+
+
+def test_e4m3_pays_on_ada_and_not_by_mma_sync_on_hopper():
+    """Hopper emulates the instruction: V2 in e4m3 is slower than in bf16 there, and not chosen."""
+    problem = Problem(heads=32, seq=8192)
+    for gpu, pays in (("4090", True), ("l40s", True), ("h200", False)):
+        e4m3, bf16 = (
+            planner.plan(problem.with_(dtype=d), gpus.load(gpu), "v2").time.seconds
+            for d in ("e4m3", "bf16")
+        )
+        assert (e4m3 < bf16) == pays
+    assert planner.plan(problem.with_(dtype="e4m3"), gpus.load("h200")).algo == "v3"
+    assert planner.plan(problem.with_(dtype="e4m3"), gpus.load("4090")).algo == "v2"
 
 
 @pytest.mark.parametrize(

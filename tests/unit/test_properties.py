@@ -38,7 +38,7 @@ def test_cases_are_problems_the_kernel_serves(sketch: Sketch, data: Any) -> None
     assert all(np.isfinite(x.astype(np.float64)).all() for x in arrays.values())
 
 
-@pytest.mark.parametrize("dtype", ["fp32", "fp16", "bf16"])
+@pytest.mark.parametrize("dtype", ["fp32", "fp16", "bf16", "e4m3"])
 @pytest.mark.parametrize("values", properties.VALUES)
 def test_every_kind_of_values_has_a_finite_reference(
     sketch: Sketch, values: str, dtype: str
@@ -47,6 +47,34 @@ def test_every_kind_of_values_has_a_finite_reference(
     want = expected(case.arrays(kernel.plan), case.problem(kernel.plan), values=values)
     assert np.isfinite(want.o).all()
     assert (want.o_tolerance > 0).all()
+
+
+@pytest.mark.parametrize("scales", ["tensor", "head"])
+def test_e4m3_inputs_come_with_scale_factors(sketch: Sketch, scales: str) -> None:
+    """Stored times scale is what was drawn, up to three bits; heads have factors of their own."""
+    kernel = sketch(dtype="e4m3", scales=scales)
+    case = Case(batch=2, heads=6, kv_heads=3, seq=5, seq_kv=40, values="large")
+    arrays, launch = case.arrays(kernel.plan), kernel.plan.launch_for(case.problem(kernel.plan))
+    for name, (shape, dtype) in launch.inputs.items():
+        assert arrays[name].shape == shape
+        assert arrays[name].dtype == reference.DTYPES[dtype]
+    plain = case.arrays(sketch(dtype="fp32").plan)
+    real = properties.real(arrays)
+    assert set(real) == {"q", "k", "v"}
+    for name in "qkv":
+        largest = np.abs(plain[name]).max()
+        assert np.allclose(real[name], plain[name], rtol=2.0**-4, atol=2.0**-9 * largest / 448)
+        assert np.unique(arrays[f"{name}_scale"]).size == arrays[f"{name}_scale"].size
+
+
+def test_a_wrong_scale_factor_is_seen_in_the_reference(sketch: Sketch) -> None:
+    kernel = sketch(dtype="e4m3", scales="head")
+    case = Case(heads=2, seq=5, seq_kv=40)
+    arrays, problem = case.arrays(kernel.plan), case.problem(kernel.plan)
+    want = expected(arrays, problem)
+    wrong = expected({**arrays, "v_scale": 1.5 * arrays["v_scale"]}, problem)
+    with pytest.raises(Mismatch):
+        worst_error("o", wrong.o, want.o, want.o_tolerance)
 
 
 @pytest.fixture
@@ -335,6 +363,7 @@ OPTIONS: tuple[dict[str, Any], ...] = (
     {"bias": "dense", "dtype": "fp16"},
     {"bias": "dense_fp32", "dtype": "bf16"},
     {"varlen": True},
+    {"dtype": "e4m3", "scales": "head"},
 )
 
 

@@ -442,9 +442,43 @@ def test_standard_rounds_p_before_the_product() -> None:
     assert standard(zero[:, :, :1], zero, v, "bf16").o.astype(float).item() == 1.671875
 
 
-def test_standard_in_e4m3_is_refused() -> None:
+def test_standard_in_e4m3_rounds_p_below_its_rows_largest() -> None:
+    """Weights 1, 0.45 and 2^-19: 0.45 becomes 0.4375, the last is lost, and o is rounded last."""
+    q, v = column(1), column(1, 2, 4096)
+    k = column(0, math.log(0.45), -19 * math.log(2))
+    got = standard(q, k, v, "e4m3", out_dtype="fp32", scale=1.0).o.item()
+    total = 1 + 0.45 + 2.0**-19
+    assert got == pytest.approx((1 + 2 * 0.4375) / total, rel=1e-6)
+    rounded = standard(q, k, v, "e4m3", out_dtype="bf16", scale=1.0).o
+    assert rounded.dtype == DTYPES["bf16"]
+    assert rounded.astype(float).item() == pytest.approx(got, rel=2.0**-8)
+
+
+def test_weights_in_e4m3_fill_their_range_whatever_their_size() -> None:
+    rows = np.array([[1.0, 0.3, 0.0], [1e-6, 3e-7, 0.0], [0.0, 0.0, 0.0]], np.float32)
+    got = reference.weights_e4m3(rows)
+    assert got[0] == pytest.approx([1, 0.3125, 0])
+    assert got[1] == pytest.approx(1e-6 * got[0])
+    assert (got[2] == 0).all()
+
+
+@pytest.mark.parametrize("spread", [1.0, 4.0])
+def test_standard_in_e4m3_keeps_its_bound(spread: float) -> None:
+    """So does every element; and three bits of P are not four: the bound is not ten times off."""
+    case = make(5, (1, 2, 2, 33, 200, 16, 24))
+    q = spread * case.q
+    options = {"rows": None}
+    ref = attention(q, case.k, case.v, **options).o
+    got = standard(q, case.k, case.v, "e4m3", out_dtype="bf16").o.astype(float)
+    limit = bound(ref, q, case.k, case.v, "e4m3", out_dtype="bf16")
+    assert (np.abs(got - ref) <= limit).all()
+    assert (np.abs(got - ref) > limit / 10).any()
+
+
+def test_gradients_in_e4m3_are_refused() -> None:
+    x = column(0)
     with pytest.raises(UsageError, match="e4m3"):
-        standard(column(0), column(0), column(0), "e4m3")
+        reference.standard_gradients(x, x, x, x, x, "e4m3")
 
 
 SCALES_SHAPES = {"tensor": (1, 1, 1, 1), "head": (2, 3, 1, 1), "block": (2, 3, 3, 1)}

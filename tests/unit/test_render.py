@@ -3,12 +3,15 @@
 import dataclasses
 import hashlib
 import re
+from typing import Any
 
 import jinja2
 import pytest
 
+from fasim import planner
 from fasim import render as rendering
 from fasim.errors import UsageError
+from fasim.gpu import load
 from fasim.plan import KernelSpec, Plan, Tile
 from fasim.problem import Problem
 from fasim.render import parse, render, template_root
@@ -50,6 +53,19 @@ def backward(
     return Plan(problem=problem, gpu="a100", kernel=spec, smem_bytes=smem)
 
 
+def planned(gpu: str, algo: str, **options: Any) -> Plan:
+    found = planner.plan(Problem(head_dim=80, head_dim_v=64, **options), load(gpu), algo).plan
+    assert found
+    return found
+
+
+TURING = [planned("t4", a, dtype=d, causal=True) for a in ("v1", "v2") for d in ("fp32", "fp16")]
+E4M3 = [
+    planned("4090", "v2", dtype="e4m3", causal=True, scales=scales, out_dtype=out)
+    for scales in ("tensor", "head")
+    for out in ("bf16", "fp32")
+]
+PLANS += TURING + E4M3
 PLANS += [
     backward("fp16", "sm_80"),
     backward("bf16", "sm_90"),
@@ -155,6 +171,26 @@ def test_the_header_lists_the_templates_that_wrote_the_file(plan: Plan) -> None:
     for digest, name in listed.items():
         text = (template_root() / name).read_bytes()
         assert hashlib.sha256(text).hexdigest().startswith(digest)
+
+
+@pytest.mark.parametrize("plan", TURING, ids=lambda plan: plan.kernel.stem)
+def test_turing_asks_for_nothing_that_came_with_ampere(plan: Plan) -> None:
+    """PTX ISA, "target ISA notes": cp.async, m16n8k16 and conversions of pairs need sm_80."""
+    source = render(plan).source
+    assert not re.search(r"cp\.async|cp_async|aligned\.m16n8k16|cvt\.\w+\.f16x2", source)
+    assert ("mma.sync.aligned.m16n8k8" in source) == (plan.kernel.dtype == "fp16")
+
+
+@pytest.mark.parametrize("plan", E4M3, ids=lambda plan: plan.kernel.stem)
+def test_e4m3_reads_scale_factors_of_its_granularity(plan: Plan) -> None:
+    source = render(plan).source
+    assert "mma.sync.aligned.m16n8k32" in source
+    assert ("v_scale[0]" in source) == (plan.kernel.scales == "tensor")
+    assert ("v_scale[batch * kv_heads + kv_head]" in source) == (plan.kernel.scales == "head")
+    inputs = plan.launch_for().inputs
+    heads = {name: inputs[f"{name}_scale"][0] for name in "qkv"}
+    one_a_head = plan.kernel.scales == "head"
+    assert heads == dict.fromkeys("qkv", (1, 16) if one_a_head else (1,))
 
 
 def test_a_text_without_a_plan() -> None:

@@ -192,7 +192,7 @@ def test_v2_backward_issues_what_its_loops_name(problem, m, n):
     steps = sum(len(visited) for _, visited in q_tiles)
     rows = sum(rows * len(visited) for rows, visited in q_tiles)
     seq, kv = problem.seq, 8 // problem.group * problem.seq_kv * (d + dv) * e
-    tile = m * padded(d) * 4
+    tile = m * padded(d, "fp16") * 4
     reads = rows * ((d + dv) * e + 8) + seq * 2 * dv * e + len(q_tiles) * tile
     writes = (steps + len(q_tiles)) * tile + seq * (4 + e * d)
     asked = traffic.issued(problem, "v2", "bwd", one(m, n)).at(0)

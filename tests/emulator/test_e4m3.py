@@ -1,0 +1,84 @@
+"""e4m3 in the emulator: how wrong a result is on the whole, which no single element tells."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from fasim import planner, properties, reference
+from fasim.gpu import load
+from fasim.plan import Tile
+from fasim.problem import Problem
+from fasim.properties import Case, Trial
+from fasim.render import Kernel, parse, render
+from fasim.runners.emulator import EmulatorRunner
+
+Array = NDArray[Any]
+
+pytestmark = pytest.mark.emulator
+
+TILE = Tile(block_q=64, block_kv=64, warps=4)
+CASE = Case(heads=2, kv_heads=1, seq=64, seq_kv=512)
+BARELY = 1.05  # times the error of standard attention in e4m3
+
+
+def kernel(**options: Any) -> Kernel:
+    problem = Problem(dtype="e4m3", head_dim=64, out_dtype="fp32", **options)
+    plan = planner.plan(problem, load("4090"), "v2", tile=TILE).plan
+    assert plan
+    return render(plan)
+
+
+def rms(x: Array) -> float:
+    return math.sqrt(np.mean(x.astype(np.float64) ** 2))
+
+
+def errors(kernel: Kernel, case: Case) -> tuple[float, float]:
+    """Root mean square errors of the kernel and of standard attention in e4m3."""
+    trial = Trial(kernel, EmulatorRunner(), case)
+    arrays = properties.real(trial.arrays)
+    q, k, v = (arrays[name] for name in ("q", "k", "v"))
+    options = reference.options_of(trial.problem)
+    standard = reference.standard(q, k, v, "e4m3", out_dtype="fp32", **options)
+    want = trial.expected.o
+    return rms(trial.outputs["o"] - want), rms(standard.o - want)
+
+
+@pytest.mark.parametrize("scales", ["tensor", "head"])
+@pytest.mark.parametrize(
+    ("values", "most"), [("normal", 2e-3), ("large", 2e-3), ("falling", 5e-3), ("mean", 1.2e-2)]
+)
+def test_the_error_is_that_of_p_in_e4m3(values: str, most: float, scales: str) -> None:
+    """The weights' three bits are all that is lost: tiles and their sums add nothing.
+
+    ``most`` is stated in docs/numerics.md.
+    """
+    ours, standard = errors(kernel(scales=scales), replace(CASE, values=values))
+    assert ours <= BARELY * standard
+    assert ours <= most
+
+
+def small_weights(kernel: Kernel) -> float:
+    """The output where the key seen first has weight 1 and value 0, and 511 others have weight
+    exp(-8), for which e4m3 has no number unless it is stretched, and value 1."""
+    trial = Trial(kernel, EmulatorRunner(), Case(seq=1, seq_kv=512, scale=1.0))
+    arrays = {name: np.zeros_like(x) for name, x in trial.arrays.items()}
+    arrays["q"][..., 0] = 1
+    arrays["k"][:, :, -1, 0] = 8
+    arrays["v"][...] = 1
+    arrays["v"][:, :, -1] = 0
+    arrays |= {f"{name}_scale": np.ones(1, np.float32) for name in "qkv"}
+    return float(trial.run(arrays)["o"][0, 0, 0, 0])
+
+
+def test_many_small_weights_are_not_lost() -> None:
+    right, stretch = kernel(), "kWeightExponent = 8.f;"
+    mass = 511 * math.exp(-8)
+    assert small_weights(right) == pytest.approx(mass / (1 + mass), rel=2.0**-4)
+    assert right.source.count(stretch) == 1
+    assert small_weights(parse(right.source.replace(stretch, "kWeightExponent = 0.f;"))) == 0
