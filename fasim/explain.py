@@ -26,7 +26,7 @@ from fasim.model.footprint import (
 from fasim.model.occupancy import register_cap, residency
 from fasim.model.tiles import Tiles, padded, round_up
 from fasim.model.visits import PackedVisits, Visits, packed_visits, visible_pairs, visits
-from fasim.plan import QUERY_STEP, WARP, Tile
+from fasim.plan import WARP, Tile
 from fasim.problem import Problem
 
 Show = Callable[[float], str]
@@ -474,15 +474,17 @@ def _bwd_registers(case: _Case) -> Iterator[Part]:
 
 
 def _v2_bwd_registers(case: _Case) -> Iterator[Part]:
-    d, dv, _ = case.dims
-    keys = case.tile.block_kv * case.tile.sharing // case.tile.warps
-    columns = (d + dv) // case.tile.sharing
+    keys, step = case.tile.block_kv * case.tile.sharing // case.tile.warps, case.tile.query_step
+    columns = int(footprint.gradient_columns(case.problem, case.tiles)[0])
     gradients = keys * columns // WARP
     yield Part("dK, dV", f"{keys} keys a warp x {columns} / {WARP}", gradients)
-    scores = (keys + 16) * QUERY_STEP // WARP
-    yield Part("S, dP", f"({keys} + 16) keys x {QUERY_STEP} queries / {WARP}", scores)
+    scores = (keys + 16) * step // WARP
+    yield Part("S, dP", f"({keys} + 16) keys x {step} queries / {WARP}", scores)
+    options = footprint.backward_option_registers(case.problem)
+    for name, kept in options.items():
+        yield Part(name, "", kept)
     needed = int(footprint.registers(case.problem, case.entry.variant, "bwd", case.tiles)[0])
-    yield Part("the rest", "", needed - gradients - scores)
+    yield Part("the rest", "", needed - gradients - scores - sum(options.values()))
 
 
 _REGISTERS: dict[tuple[str, str], Callable[[_Case], Iterator[Part]]] = {
