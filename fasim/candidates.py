@@ -13,7 +13,7 @@ from fasim.errors import UsageError
 from fasim.gpu import Gpu
 from fasim.legality import CONSUMER_REGISTERS, ROWS_PER_WARP
 from fasim.model.footprint import option_registers
-from fasim.model.tiles import Tiles, ceil_div
+from fasim.model.tiles import Tiles, ceil_div, padded
 from fasim.plan import BACKWARD_STAGES, WARPGROUP, WARPGROUP_ROWS, Tile
 from fasim.problem import DTYPE_BYTES, Problem
 
@@ -27,6 +27,7 @@ V1_STEPS = (32, 64)
 SPLIT_WARPS, SPLIT_KEYS, SPLIT_STAGES = (4, 8), (16, 32), (1, 2, 3, 4)
 V3_STAGES = (2, 4)  # powers of two: the place in a ring is asked in every step
 BACKWARD_QUERIES = (32, 64, 128)
+MOST_GRADIENT_COLUMNS = 304  # of dK and dV together, where a warp has 16 keys for itself
 BACKWARD_BLOCKS = (32, 48, 64, 80, 96, 112, 128)
 
 
@@ -38,7 +39,7 @@ def candidates(problem: Problem, gpu: Gpu, algo: str, pass_: str) -> Tiles:
     if algo == "v2_split":
         return _split_candidates()
     if pass_ == "bwd":
-        return _v1_bwd_candidates() if algo == "v1" else _v2_bwd_candidates()
+        return _v1_bwd_candidates() if algo == "v1" else _v2_bwd_candidates(_wide(problem))
     return _v1_candidates(problem, gpu) if algo == "v1" else _v2_candidates(keys)
 
 
@@ -106,10 +107,19 @@ def _v1_bwd_candidates() -> Tiles:
     return Tiles.of([Tile(block_q=m, block_kv=n * w, warps=w) for m, n, w in shapes])
 
 
+def _wide(problem: Problem) -> bool:
+    """Whether dK and dV of 16 keys would leave a warp no registers or a block no shared memory."""
+    columns = padded(problem.head_dim) + padded(problem.head_dim_v)
+    return columns > MOST_GRADIENT_COLUMNS or problem.dtype == "fp32"
+
+
 @functools.cache
-def _v2_bwd_candidates() -> Tiles:
-    """A warp owns 16 or 32 keys, or two own 32 together: a stage more, and P in shared memory."""
-    shapes = itertools.product(BACKWARD_QUERIES, ROWS_PER_WARP, (2, 4, 8), ("registers", "shared"))
+def _v2_bwd_candidates(wide: bool) -> Tiles:
+    """A warp owns 16 or 32 keys, or two own 32 together: a stage more, and P in shared memory.
+    Wide rows also take fewer queries at once, and two warps that own 16 keys together."""
+    queries = (16, *BACKWARD_QUERIES) if wide else BACKWARD_QUERIES
+    alone = itertools.product(queries, ROWS_PER_WARP, (2, 4, 8), ("registers",))
+    shared = itertools.product(queries, (8, 16)[not wide :], (2, 4, 8), ("shared",))
     return Tiles.of(
         [
             Tile(
@@ -119,7 +129,8 @@ def _v2_bwd_candidates() -> Tiles:
                 stages=BACKWARD_STAGES + (p == "shared"),
                 p_in=p,
             )
-            for m, n, w, p in shapes
+            for m, n, w, p in (*alone, *shared)
+            if wide or p == "registers" or m > BACKWARD_QUERIES[0]
         ]
     )
 

@@ -18,6 +18,7 @@ from fasim.render import render
 _GEMMA = Problem(
     heads=16, kv_heads=8, seq=8192, head_dim=256, dtype="bf16", window=(4095, 0), softcap=50.0
 )
+_PACKED = Problem(batch=16, heads=32, kv_heads=8, causal=True, dtype="bf16", varlen=True)
 _REPEATED = Problem(seq=4096, dtype="bf16", causal=True, pass_="bwd", deterministic=True)
 _CHOSEN = (
     ("v1", "a100-80gb", Problem(batch=64, seq=1024, head_dim=64)),
@@ -34,6 +35,9 @@ _CHOSEN = (
     ("v2", "a100-80gb", Problem(batch=16, seq=1024, head_dim=64, pass_="bwd")),
     ("v2", "h200", Problem(heads=32, kv_heads=8, seq=8192, dtype="bf16", causal=True, pass_="bwd")),
     ("v2", "h200", Problem(seq=1000, head_dim=33, head_dim_v=48, causal=True, pass_="bwd")),
+    ("v2", "h200", _GEMMA.with_(pass_="bwd")),
+    ("v2", "h200", _PACKED.with_(head_dim=64, pass_="bwd")),
+    ("v2", "a100-80gb", Problem(seq=2048, head_dim=64, dtype="fp32", bias="dense", pass_="bwd")),
     ("v2", "h200", _REPEATED.with_(batch=4, head_dim=64)),
     ("v2", "a100-80gb", _REPEATED.with_(heads=2, kv_heads=1, head_dim=32)),
     ("v1", "a100-80gb", Problem(batch=64, seq=1024, head_dim=64, pass_="bwd")),
@@ -41,11 +45,14 @@ _CHOSEN = (
     ("v2", "5090", Problem(heads=32, seq=4096, head_dim=96, head_dim_v=64, dtype="bf16")),
     ("v2", "t4", Problem(seq=4096, head_dim=64, causal=True)),
     ("v2", "4090", Problem(heads=32, kv_heads=8, causal=True, dtype="e4m3", scales="head")),
+    ("v3", "h200", Problem(heads=32, kv_heads=8, seq=8192, dtype="bf16", causal=True)),
+    ("v3", "h200", Problem(batch=16, heads=32, seq=1024, head_dim=64)),
+    ("v3", "h200", Problem(heads=8, seq=4096, head_dim=256, dtype="bf16")),
     ("v1", "a100-80gb", Problem(seq=4096, head_dim=64, window=(255, 255))),
     ("v2", "h200", _GEMMA),
     ("v2", "a100-80gb", Problem(seq=4096, head_dim=64, causal=True, bias="alibi")),
     ("v2", "h200", Problem(seq=2048, head_dim=64, dtype="bf16", bias="dense")),
-    ("v2", "h200", Problem(batch=16, heads=32, kv_heads=8, causal=True, dtype="bf16", varlen=True)),
+    ("v2", "h200", _PACKED),
 )
 
 _HINT = "write them again with `fasim gen --all`"

@@ -15,10 +15,11 @@ import numpy as np
 from fasim.gpu import Gpu
 from fasim.model import footprint
 from fasim.model.occupancy import register_cap, residency
-from fasim.model.tiles import Bools, Ints, Tiles, ceil_div, padded
+from fasim.model.tiles import Bools, Ints, Tiles, ceil_div
 from fasim.plan import (
     BACKWARD_STAGES,
     FORMS,
+    LEAST_QUERY_STEP,
     LOADER_THREADS,
     QUERY_STEP,
     WARPGROUP,
@@ -107,7 +108,7 @@ class Case:
             ceil_div(p.seq, tiles.block_q) if forward else ceil_div(p.seq_kv, tiles.block_kv)
         )
         if self.algo == "v3" and forward:
-            return np.minimum(blocks, self.gpu.sm_count * self.blocks_per_sm)
+            return np.asarray(np.minimum(blocks, self.gpu.sm_count * self.blocks_per_sm))
         return blocks
 
 
@@ -295,7 +296,10 @@ def _rows_per_warp() -> Rule:
 def _keys_per_warp() -> Rule:
     """A backward warp owns the keys whose dK and dV it holds, one or two mma tiles of them."""
     return Rule(
-        lambda c: np.isin(c.tiles.block_kv * c.tiles.sharing / c.tiles.warps, ROWS_PER_WARP),
+        lambda c: (
+            np.isin(c.tiles.bwd_keys, ROWS_PER_WARP)
+            & (c.tiles.bwd_keys * c.tiles.warps == c.tiles.block_kv * c.tiles.sharing)
+        ),
         lambda c, i: (
             f"block_kv {c.tiles.block_kv[i]} is not 16 or 32 keys for each of {_warps(c, i)}"
         ),
@@ -303,12 +307,23 @@ def _keys_per_warp() -> Rule:
 
 
 def _whole_query_steps() -> Rule:
-    """A backward kernel scores so many queries at once."""
+    """Warps that share keys score as many queries each, whole matmul steps at a time."""
+
+    def step(case: Case) -> Ints:
+        least = LEAST_QUERY_STEP.get(case.problem.dtype, QUERY_STEP) * case.tiles.bwd_keys // 16
+        return np.maximum(case.tiles.query_step, least) * case.tiles.sharing
+
     return Rule(
-        lambda c: c.tiles.block_q % (QUERY_STEP * c.tiles.sharing) == 0,
-        lambda c, i: (
-            f"block_q {c.tiles.block_q[i]} is no multiple of {QUERY_STEP * c.tiles.sharing[i]}"
-        ),
+        lambda c: (c.tiles.block_q % step(c) == 0) & (c.tiles.block_q % 16 == 0),
+        lambda c, i: f"block_q {c.tiles.block_q[i]} is no multiple of 16 and of {step(c)[i]}",
+    )
+
+
+def _fp32_shares() -> Rule:
+    """Without matrix instructions the operands of every product take registers of their own."""
+    return Rule(
+        lambda c: c.tiles.p_shared | np.full(len(c), c.problem.dtype != "fp32"),
+        lambda c, i: "P stays in registers, where backward in fp32 has no room for it",
     )
 
 
@@ -329,22 +344,6 @@ def _own_keys() -> Rule:
         lambda c: ~c.tiles.p_shared,
         lambda c, i: "P in shared memory, but a warp of v1 owns its keys",
     )
-
-
-def _halved_columns() -> Rule:
-    """Warps that share keys have half of the columns of dK and dV each, cut where no group of
-    permuted chunks is."""
-    return Rule(
-        lambda c: ~c.tiles.p_shared | _halves(c.problem),
-        lambda c, i: (
-            f"head_dim {c.problem.head_dim} or {c.problem.head_dim_v} cannot be halved among warps"
-        ),
-    )
-
-
-def _halves(problem: Problem) -> bool:
-    widths = {padded(n, problem.dtype) for n in (problem.head_dim, problem.head_dim_v)}
-    return widths <= {32, 64, 128, 256}
 
 
 def _resident() -> Rule:
@@ -373,7 +372,7 @@ _LIMITS = (_threads(), _shared_memory(), _registers(), _resident(), _grid())
 _MMA = (_whole_mma_rows(), _whole_keys())
 _FORWARD = (_threads(), _shared_memory(), _registers(), _rows_per_warp(), _resident(), _grid())
 _OWNED = (_keys_per_warp(), _whole_query_steps(), _one_step())
-_KEYS = (*_OWNED, _two_stages(), _halved_columns())
+_KEYS = (*_OWNED, _fp32_shares(), _two_stages())
 _V3 = (_consumers(), _whole_keys(), _instruction_width(), _one_step())
 
 RULES: dict[tuple[str, str], tuple[Rule, ...]] = {

@@ -32,7 +32,10 @@ POINTERS = {  # by algorithm and pass; every kernel of a file takes the same par
     ("v2_second_pass", "bwd"): (*_GIVEN, "delta", *_GRADIENTS),
 }
 SIZES = ("heads", "kv_heads", "seq_q", "seq_kv")
-PACKED_SIZES = ("heads", "kv_heads", "longest_q", "total_q")
+PACKED_SIZES = {
+    "fwd": ("heads", "kv_heads", "longest_q", "total_q"),
+    "bwd": ("heads", "kv_heads", "longest_q", "longest_k", "total_q"),
+}
 V3_SIZES = ("batch", *SIZES, "heads_together")
 MAPPED = ("q", "k", "v", "o")  # what V3 moves by TMA, which takes a map of each tensor
 STRIDED = {"fwd": ("q", "k", "v", "o"), "bwd": ("q", "k", "v", "o", "do")}
@@ -60,9 +63,10 @@ LAZY_DTYPES = ("fp16", "bf16")  # V2 moves their softmax reference only where a 
 # or a kernel of its own that adds in registers.
 FORMS = ("ordered", "second_pass")
 ABREAST = 16  # heads whose blocks start side by side where additions are ordered
-BACKWARD_DTYPES = ("fp16", "bf16")  # it multiplies on the tensor cores
+REPEATING_DTYPES = ("fp16", "bf16")  # of backward passes of V1, and of V2 that repeat bit for bit
 BACKWARD_STAGES = 2  # tiles of Q and dO in shared memory
-QUERY_STEP = 32  # queries that a backward pass scores at once
+QUERY_STEP = 32  # queries that a backward warp scores at once, where its share has as many
+LEAST_QUERY_STEP = {"fp32": 8, "fp16": 16, "bf16": 16}  # for each 16 keys of the warp
 # V3: warps of a group that multiplies together, and the rows it multiplies; threads of the group
 # that loads; columns of a tile's slabs, rows of 128 bytes; the most shared memory of a block.
 WARPGROUP, WARPGROUP_ROWS, LOADER_THREADS = 4, 64, 128
@@ -108,6 +112,11 @@ class Tile:
     def sharing(self) -> int:
         """Warps of a backward pass that share keys: two where P goes through shared memory."""
         return 2 if self.p_in == "shared" else 1
+
+    @property
+    def query_step(self) -> int:
+        """Queries that a warp of a backward pass scores at once."""
+        return min(QUERY_STEP, self.block_q // self.sharing)
 
     @property
     def keys_per_step(self) -> int:
@@ -236,9 +245,8 @@ class KernelSpec:
         """What scores are multiplied by: softmax scale times log2(e), so that exp(scale s) is one
         exp2 of one product; with a softcap scale / cap before its tanh and cap log2(e) after. The
         gradients of Q and K take the plain scale."""
-        if self.pass_ == "bwd":
-            return ("scale_log2", "scale")
-        return ("softcap_scale", "softcap_log2") if self.softcap else ("scale_log2",)
+        scores = ("softcap_scale", "softcap_log2") if self.softcap else ("scale_log2",)
+        return (*scores, "scale") if self.pass_ == "bwd" else scores
 
     @property
     def arguments(self) -> tuple[tuple[str, str], ...]:
@@ -247,8 +255,8 @@ class KernelSpec:
         (batch, head, seq)."""
         maps = [(f"{name}_map", "map") for name in MAPPED] if self.algo == "v3" else []
         pointers = [(n, "ptr") for n in (*POINTERS[self.variant, self.pass_], *self.option_inputs)]
-        plain_sizes = V3_SIZES if self.algo == "v3" else SIZES
-        names = (*(PACKED_SIZES if self.varlen else plain_sizes), *["splits"] * self.splits)
+        lengths = PACKED_SIZES[self.pass_] if self.varlen else SIZES
+        names = V3_SIZES if self.algo == "v3" else (*lengths, *["splits"] * self.splits)
         sizes = [(name, "i32") for name in names]
         strided = () if self.algo == "v3" else STRIDED[self.pass_]
         strided += ("bias",) if self.bias_dtype else ()
@@ -349,7 +357,7 @@ class Plan:
             scalars=self._scalars(problem, steps, tokens, splits),
             inputs=self._inputs(problem, shapes),
             outputs=self._outputs(shapes),
-            workspaces=self._workspaces(problem, shapes, splits),
+            workspaces=self._workspaces(problem, shapes, tokens, splits),
             boxes=self._boxes() if self.kernel.algo == "v3" else {},
         )
 
@@ -442,7 +450,7 @@ class Plan:
         p = problem
         values: dict[str, Scalar] = {
             **dict(zip(SIZES, (p.heads, p.kv_heads, p.seq, p.seq_kv), strict=True)),
-            **{"longest_q": p.seq, "total_q": tokens[0], "splits": splits},
+            **{"longest_q": p.seq, "longest_k": p.seq_kv, "total_q": tokens[0], "splits": splits},
             **{"batch": p.batch, "heads_together": self._heads_together(p)},
             "bias_strides": contiguous_strides((p.batch, p.heads, p.seq, p.seq_kv))[:3],
             **{f"{name}_strides": tuple(steps) for name, steps in strides.items()},
@@ -481,20 +489,21 @@ class Plan:
         return {"o": (shapes["o"], self.kernel.out_dtype), "lse": (_rows(shapes["o"]), "fp32")}
 
     def _workspaces(
-        self, problem: Problem, shapes: Mapping[str, tuple[int, ...]], splits: int
+        self,
+        problem: Problem,
+        shapes: Mapping[str, tuple[int, ...]],
+        tokens: tuple[int, int],
+        splits: int,
     ) -> Arrays:
         """V1 keeps O, m and l in HBM between its steps over K and V; splits leave theirs there;
         backward D = rowsum(dO * O), and dQ in whole tiles until all blocks have added to it, with
         the turns they have taken where they take turns."""
         rows, columns = _rows(shapes["o"]), self.kernel.head_dim_v
         if self.kernel.pass_ == "bwd":
-            heads = (problem.batch, problem.heads)
-            padded_rows = self._q_blocks(problem) * self.kernel.tile.block_q
-            tiles = (*heads, padded_rows, padded(problem.head_dim))
-            turns = 1 + math.prod(heads) * self._q_blocks(problem)
+            turns = 1 + problem.batch * problem.heads * self._q_blocks(problem)
             kinds = {
                 "delta": (rows, "fp32"),
-                "dq_acc": (tiles, "fp32"),
+                "dq_acc": (self._dq_tiles(problem, tokens), "fp32"),
                 "turns": ((turns,), "int32"),
             }
             used = POINTERS[self.kernel.variant, "bwd"]
@@ -506,6 +515,13 @@ class Plan:
         if self.kernel.algo != "v1":
             return {}
         return {"o_acc": ((*rows, columns), "fp32"), "m": (rows, "fp32"), "l": (rows, "fp32")}
+
+    def _dq_tiles(self, problem: Problem, tokens: tuple[int, int]) -> tuple[int, ...]:
+        """Shape of the fp32 dQ. Every packed sequence begins in a tile of its own."""
+        rows, columns = self.kernel.tile.block_q, padded(problem.head_dim)
+        if self.kernel.varlen:
+            return (tokens[0] // rows + problem.batch, problem.heads, rows, columns)
+        return (problem.batch, problem.heads, self._q_blocks(problem) * rows, columns)
 
     def to_json(self) -> dict[str, Any]:
         kernel = asdict(self.kernel)
@@ -572,10 +588,10 @@ class Plan:
             yield "only V2 splits keys, and only with the heads of a group packed"
         if (kernel.variant, kernel.pass_) not in POINTERS:
             yield f"no template makes the backward pass of {kernel.variant}"
-        if kernel.pass_ == "bwd" and kernel.dtype not in BACKWARD_DTYPES:
-            yield f"no template makes a backward pass in {kernel.dtype}"
-        if kernel.pass_ == "bwd" and (options := kernel.options):
-            yield f"no template makes a backward pass with {' and '.join(options)}"
+        if kernel.pass_ == "bwd" and kernel.variant != "v2":
+            yield from _beyond_plain(kernel)
+        elif kernel.pass_ == "bwd" and kernel.dtype == "fp32" and kernel.tile.p_in != "shared":
+            yield "no template makes a backward pass in fp32 with P in registers"
         if kernel.deterministic != (kernel.dq != "atomic"):
             yield f"deterministic is {kernel.deterministic}, but dq is {kernel.dq}"
         if kernel.splits and not kernel.plain:
@@ -616,7 +632,7 @@ def _ragged(kernel: KernelSpec) -> Iterator[str]:
         if not least <= (value := getattr(tile, name)) <= most:
             yield f"{name} is {value}, not between {least} and {most}"
     if backward:
-        yield from _ragged_bwd(tile, kernel.algo)
+        yield from _ragged_bwd(tile, kernel)
     elif kernel.splits:
         yield from _ragged_split(tile)
     elif kernel.algo == "v3":
@@ -657,16 +673,28 @@ def _ragged_split(tile: Tile) -> Iterator[str]:
         yield f"block_kv {tile.block_kv} is not {tile.keys_per_step} for each of {tile.warps} warps"
 
 
-def _ragged_bwd(tile: Tile, algo: str) -> Iterator[str]:
-    """The same where a warp owns keys, and queries come 32 at a time through two slots, in V1
-    through one."""
+def _beyond_plain(kernel: KernelSpec) -> Iterator[str]:
+    """What a backward pass of V1, or one of V2 that repeats bit for bit, is not made for."""
+    if kernel.dtype not in REPEATING_DTYPES:
+        yield f"no template makes a backward pass of {kernel.variant} in {kernel.dtype}"
+    if options := kernel.options:
+        yield f"no template makes a backward pass of {kernel.variant} with {' and '.join(options)}"
+
+
+def _ragged_bwd(tile: Tile, kernel: KernelSpec) -> Iterator[str]:
+    """The same where a warp owns keys, and queries come a step of at least so many at a time, V2's
+    through two slots or three."""
     if tile.warps % tile.sharing or tile.block_kv * tile.sharing % (16 * tile.warps):
         yield f"block_kv {tile.block_kv} is not whole 16-key steps for each of {tile.warps} warps"
-    if tile.block_q % (step := QUERY_STEP * tile.sharing):
-        yield f"block_q {tile.block_q} is not whole steps of {step} queries"
-    if algo == "v1" and tile.p_in != "registers":
+    least = LEAST_QUERY_STEP.get(kernel.dtype, QUERY_STEP)
+    keys = tile.block_kv * tile.sharing // tile.warps
+    step = max(tile.query_step, least * keys // 16) * tile.sharing
+    if tile.block_q % 16 or tile.block_q % step:
+        yield f"block_q {tile.block_q} is not whole steps of {step} queries, 16 each"
+    if kernel.algo == "v1" and tile.p_in != "registers":
         yield "no template of v1 keeps P in shared memory"
-    if tile.stages != (stages := 1 if algo == "v1" else BACKWARD_STAGES + tile.sharing - 1):
+    stages = 1 if kernel.algo == "v1" else BACKWARD_STAGES + tile.sharing - 1
+    if tile.stages != stages:
         yield f"{tile.stages} stages, but a backward pass with P in {tile.p_in} has {stages}"
     if tile.keys_per_step != tile.block_kv:
         yield f"step_kv {tile.step_kv}, but a backward pass scores all keys at once"
@@ -727,8 +755,8 @@ def v3_layout(kernel: KernelSpec) -> tuple[int, int]:
 
 
 def v3_smem(head_dim: int, head_dim_v: int, tile: Any, q_stages: int, parts: int) -> Any:
-    """Bytes of V3's shared memory: tiles of Q, O or a part of it, stages of K and V. ``tile`` may be
-    a Tile or arrays of what it holds."""
+    """Bytes of V3's shared memory: tiles of Q, O or a part of it, stages of K and V. ``tile`` may
+    be a Tile or arrays of what it holds."""
     d, dv = slabs(head_dim), slabs(head_dim_v)
     rows = tile.block_q * (q_stages * d + dv // parts)
     return (rows + tile.stages * tile.block_kv * (d + dv)) * SLAB_BYTES + V3_TAIL_BYTES
@@ -741,8 +769,10 @@ def padded(head_dim: int, dtype: str = "fp16") -> int:
 
 
 def packed_shapes(problem: Problem, tokens: tuple[int, int]) -> dict[str, tuple[int, ...]]:
-    """Shapes of q, k, v and o as (tokens, heads, head_dim): sequences one after the other."""
-    total = dict(zip("qkvo", (tokens[0], tokens[1], tokens[1], tokens[0]), strict=True))
+    """Shapes of q, k, v, o and the gradient of o as (tokens, heads, head_dim): sequences one after
+    the other."""
+    of_q, of_k = tokens
+    total = {"q": of_q, "k": of_k, "v": of_k, "o": of_q, "do": of_q}
     shapes = tensor_shapes(problem)
     return {name: (n, shapes[name][1], shapes[name][3]) for name, n in total.items()}
 

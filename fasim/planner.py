@@ -22,7 +22,7 @@ from fasim.model.silicon import rates
 from fasim.model.tiles import Ints, Tiles, round_up
 from fasim.model.timeline import Times
 from fasim.model.traffic import Bytes
-from fasim.plan import FORMS, LAZY_DTYPES, POINTERS, KernelSpec, Plan, Tile
+from fasim.plan import FORMS, LAZY_DTYPES, POINTERS, REPEATING_DTYPES, KernelSpec, Plan, Tile
 from fasim.problem import Problem
 
 ALGOS = ("standard", "v1", "v2", "v3")
@@ -71,11 +71,7 @@ def missing(problem: Problem, gpu: Gpu, algo: str, pass_: str) -> str:
             f"the {algo} backward kernel is planned, not generated yet",
         ),
         (pass_ == "train", "a backward and a forward kernel are two files"),
-        (
-            pass_ == "bwd" and problem.dtype == "fp32",
-            "a backward kernel multiplies on the tensor cores: fp32 is planned, not generated yet",
-        ),
-        (pass_ == "bwd" and _options(problem) != "", _options(problem)),
+        (pass_ == "bwd" and _beyond_plain(problem, algo) != "", _beyond_plain(problem, algo)),
         (problem.dtype == "e4m3" and _e4m3(problem) != "", _e4m3(problem)),
         (gpu.compute_capability < MIN_CAPABILITY, _too_old(gpu, capability)),
         (
@@ -102,16 +98,21 @@ def _v3(problem: Problem, pass_: str) -> str:
     return names and f"v3 with {names} is planned, not generated yet"
 
 
-def _options(problem: Problem) -> str:
-    """Why no backward kernel is generated for the problem; empty if its options do not stop it."""
+def _beyond_plain(problem: Problem, algo: str) -> str:
+    """Why no backward kernel of V1, or of V2 that repeats bit for bit, is generated; empty if one
+    is, and for other kernels."""
+    if algo == "v2" and not problem.deterministic:
+        return ""
     asked = {
+        "fp32": problem.dtype not in REPEATING_DTYPES,
         "a window": problem.mask == "window",
         "a softcap": problem.softcap > 0,
         "a bias": problem.bias != "none",
         "packed sequences": problem.varlen,
     }
     names = " and ".join(name for name, wanted in asked.items() if wanted)
-    return names and f"a backward kernel with {names} is planned, not generated yet"
+    kind = "v1" if algo == "v1" else "deterministic"
+    return names and f"a {kind} backward kernel with {names} is planned, not generated yet"
 
 
 def _e4m3(problem: Problem) -> str:
@@ -351,17 +352,11 @@ def _base(
 
 def _uncharged(problem: Problem, algo: str, pass_: str) -> Iterable[str]:
     """What the problem asks for and time, traffic and memory leave out, a sentence each."""
-    backward = pass_ != "fwd"
-    asked = {
-        "softcap": problem.softcap > 0 and backward,
-        "dense bias": problem.dense and backward,
-        "ALiBi": problem.bias == "alibi" and backward,
-    }
-    for name in (name for name, wanted in asked.items() if wanted):
-        yield f"{name} is charged forward only: backward is that without it"
+    if problem.softcap > 0 and pass_ != "fwd" and algo == "standard":
+        yield "softcap is charged forward only: backward is that without it"
     if problem.varlen:
         yield "varlen: every sequence is charged as the longest"
-    if problem.deterministic and backward and algo == "v3":
+    if problem.deterministic and pass_ != "fwd" and algo == "v3":
         yield "deterministic: v3 is charged with additions to dQ in any order"
 
 

@@ -307,10 +307,11 @@ def softmax_factor(kernel: KernelSpec) -> str:
 
 
 def score_terms(kernel: KernelSpec) -> str:
-    """The initialiser of ScoreTerms."""
-    bias = ["bias", "bias_strides.seq"]
+    """The initialiser of ScoreTerms. A backward block serves several heads, each with its bias."""
+    factors = [name for name in kernel.factors if name != "scale"]
+    bias = ["head_bias" if kernel.pass_ == "bwd" else "bias", "bias_strides.seq"]
     terms = {"none": [], "alibi": ["slopes[head] * kLog2e"]}.get(kernel.bias, bias)
-    return ", ".join([_score_factor(kernel), *kernel.factors[1:], *terms])
+    return ", ".join([_score_factor(kernel), *factors[1:], *terms])
 
 
 def _score_factor(kernel: KernelSpec) -> str:
@@ -351,9 +352,33 @@ def score_call(kernel: KernelSpec, key: str) -> str:
     return ", ".join(["s", "terms", *places])
 
 
+def score_columns_call(kernel: KernelSpec) -> str:
+    """The same backward."""
+    derivative = ["derivative"] if kernel.softcap else []
+    return ", ".join(["s", *derivative, "terms", "warp_key", "query + step", "span"])
+
+
+def span_terms(kernel: KernelSpec) -> str:
+    """The initialiser of Span."""
+    window = ["window_left", "window_right"] if kernel.mask == "window" else []
+    return ", ".join(["seq_q", "seq_kv", *window])
+
+
 def longest_q(kernel: KernelSpec) -> str:
     """The length that a grid of query blocks is made for."""
     return "longest_q" if kernel.varlen else "seq_q"
+
+
+def longest_k(kernel: KernelSpec) -> str:
+    """The length that a grid of key blocks is made for."""
+    return "longest_k" if kernel.varlen else "seq_kv"
+
+
+def dq_tile(kernel: KernelSpec, tile: str) -> str:
+    """Which tile of the fp32 dQ is a head's ``tile``. The tiles of a packed sequence begin at one
+    that is its own: a sequence of n tokens has at most n / kBlockQ + 1 of them."""
+    packed = f"(sequence.q / kBlockQ + batch + {tile}) * heads + head"
+    return packed if kernel.varlen else f"(batch * heads + head) * q_blocks + {tile}"
 
 
 def head_rows(kernel: KernelSpec) -> str:
@@ -383,6 +408,14 @@ def loader_registers(tile: Tile) -> int:
     groups = tile.warps // WARPGROUP
     at_start = min(MOST_AT_START, SM_REGISTERS // (groups + 1) // LOADER_THREADS // 8 * 8)
     return max(24, min(56, at_start * (groups + 1) - tile.registers * groups))
+
+
+def arch_flags(kernel: KernelSpec) -> str:
+    """How nvcc builds a whole program for an architecture: what is made for one alone has no PTX
+    for others."""
+    if kernel.arch.endswith("a"):
+        return f"-gencode arch=compute_{kernel.arch[3:]},code={kernel.arch}"
+    return f"-arch={kernel.arch}"
 
 
 def last_tile(kernel: KernelSpec) -> str:
@@ -422,10 +455,10 @@ def _environment() -> jinja2.Environment:
     )
     helpers = {"parameters": parameters, "call": call, "memory_map": memory_map, "padded": padded}
     options = (
-        *(hooked, softmax_factor, score_terms, score_call),
-        *(longest_q, head_rows, last_tile, warp_sees),
+        *(hooked, softmax_factor, score_terms, score_call, score_columns_call, span_terms),
+        *(longest_q, longest_k, dq_tile, head_rows, last_tile, warp_sees),
         *(mma, cvt, matrix_instructions, scale_of),
-        *(q_stages, output_parts, loader_registers),
+        *(q_stages, output_parts, loader_registers, arch_flags),
     )
     helpers |= {option.__name__: option for option in options}
     environment.globals.update(helpers, ctype=CTYPES.__getitem__, ptx_type=PTX_TYPES.__getitem__)

@@ -44,21 +44,24 @@
 //   from 164352     512 bytes  L and D, slot 1
 //
 // templates, with the first 8 digits of their sha256
-//   445309ad  device/add_query_gradient.cuh
-//   680d1e94  device/copy.cuh
+//   e4e804e3  device/add_query_gradient.cuh
+//   c0df20f3  device/copy.cuh
 //   f0c63492  device/copy_async.cuh
 //   76c2f1b5  device/integers.cuh
-//   70b9e73a  device/matmul_bwd.cuh
-//   102a617c  device/query_gradient.cuh
-//   868766e9  device/row_products.cuh
-//   fc8eb066  device/score_gradient.cuh
-//   430a2f08  device/store_rows.cuh
+//   354a138d  device/matmul_bwd.cuh
+//   3f4ebe3a  device/query_gradient.cuh
+//   d68be398  device/query_gradient_mma.cuh
+//   cb1e2090  device/row_products.cuh
+//   577ba899  device/score_gradient.cuh
+//   091cdbcc  device/store_rows.cuh
 //   6364541a  device/tile.cuh
 //   c2706fe3  device/types.cuh
 //   e044eaeb  device/words.cuh
-//   c77ee21f  kernels/v2_bwd.cu
-//   42b7b7d7  parts/constants_bwd.cuh
-//   bef69605  parts/main_bwd.cu
+//   2f317bf8  kernels/v2_bwd.cu
+//   8644c7ee  parts/constants_bwd.cuh
+//   2c9f1fd9  parts/main_arrays.cuh
+//   b86622cb  parts/main_bwd.cu
+//   deb8bf17  parts/main_options.cuh
 //   337a472a  ptx/cp_async.cuh
 //   42d2ca0a  ptx/cvt_f16x2.cuh
 //   23f60c67  ptx/cvt_f32_f16.cuh
@@ -79,7 +82,7 @@
 // "head_dim_v": 64, "heads": 16, "incoherent": false, "kv_heads": 16, "out_dtype": "fp16", "pass":
 // "bwd", "scale": 0.125, "scales": "tensor", "seq": 1024, "seq_kv": 1024, "softcap": 0.0, "varlen":
 // false, "window": [-1, -1]}, "schema": "fasim.plan/1", "smem_bytes": 164864}
-// ---- the rest of the file has sha256 63e8258923d7fce42339e606d3fb35a812bc1cd86daffdd98c784fe3a16d9848
+// ---- the rest of the file has sha256 ddad3e3f849d4a06e532aeba3876ddc806673bd5ff7b554bbc90506cdcc39f3f
 // FlashAttention-2, backward (Dao 2023, algorithm 2).
 //
 // Three kernels, launched one after the other with the same arguments:
@@ -120,7 +123,6 @@ constexpr int kD = 64;  // as stored: whole 16-wide matrix steps, the rest zero
 constexpr int kDV = 64;
 constexpr int kBlockQ = 64;  // B_r: queries of one tile
 constexpr int kBlockKV = 256;  // B_c: keys of one tile
-constexpr int kStepKV = 256;  // keys scored at once: all of them
 constexpr int kWarps = 8;
 constexpr int kThreads = 32 * kWarps;
 constexpr int kSplit = 1;  // warps that share keys, each with its columns of dK and dV
@@ -137,12 +139,17 @@ constexpr float kLog2e = 1.442695041f;
 
 static_assert(kRowTiles * 16 * kWarps == kBlockKV * kSplit, "every warp has whole 16-key tiles");
 static_assert(kBlockQ % (kStepQ * kSplit) == 0, "whole steps of queries for every warp");
-static_assert(kSplit == 1 || ((kD & (kD - 1)) == 0 && (kDV & (kDV - 1)) == 0),
-              "columns are halved where no group of permuted chunks is cut");
 
 // The first of the keys that a warp has in a tile, and its place among those that share them.
 __device__ __forceinline__ int warp_keys() { return threadIdx.x / 32 / kSplit * kWarpKeys; }
 __device__ __forceinline__ int warp_part() { return threadIdx.x / 32 % kSplit; }
+
+// Warps that share keys take turns at blocks of 16 columns: how many a warp has at most, and where
+// the i-th of a warp's 8-column tiles begins.
+__device__ constexpr int warp_blocks(int columns) { return (columns / 16 + kSplit - 1) / kSplit; }
+__device__ __forceinline__ int warp_column(int i) {
+  return (i / 2 * kSplit + warp_part()) * 16 + i % 2 * 8;
+}
 
 constexpr int kSlotElements = kBlockQ * (kD + kDV);  // Q and dO of one tile
 constexpr int kWeightElements = kBlockQ * kBlockKV;  // dS or P of one tile
@@ -403,6 +410,7 @@ __device__ __forceinline__ void copy_tile(Element* tile, const Element* source, 
     }
     source += kRowStep * stride;
   }
+  if constexpr (kColSteps * kColStep != kCols) __syncwarp();  // for lanes that had less to copy
 }
 
 // ---- Matrix products on the tensor cores --------------------------------------------------------
@@ -415,7 +423,7 @@ using Weights = u32[kStepQ / 16][kRowTiles][4];  // rounded, left operands of 16
 
 // The warp's columns of dK or dV.
 template <int kCols>
-using Accumulator = float[kRowTiles][kCols / kSplit / 8][4];
+using Accumulator = float[kRowTiles][2 * warp_blocks(kCols)][4];
 
 template <int kRows, int kTiles>
 __device__ __forceinline__ void zero(float (&fragment)[kRows][kTiles][4]) {
@@ -426,9 +434,9 @@ __device__ __forceinline__ void zero(float (&fragment)[kRows][kTiles][4]) {
   }
 }
 
-// s = K Q^T, or V dO^T: the warp's keys against kQueries rows of queries. Beside 32 keys' half of dK
-// and dV the loads of all steps at once would not fit the registers.
-constexpr int kDepthUnroll = kSplit > 1 ? 4 : 8;
+// s = K Q^T, or V dO^T: the warp's keys against kQueries rows of queries. Beside 32 keys' dK and dV,
+// or half of them, the loads of all steps at once would not fit the registers.
+constexpr int kDepthUnroll = kRowTiles == 1 ? 8 : 2 * kSplit;
 
 template <int kCols, int kQueries>
 __device__ __forceinline__ void scores(Scores<kQueries>& s, const Element* keys,
@@ -478,13 +486,14 @@ template <int kCols>
 __device__ __forceinline__ void accumulate(Accumulator<kCols>& sum, const u32 (&p)[kRowTiles][4],
                                            u32 rows) {
 #pragma unroll
-  for (int n = 0; n < kCols / kSplit; n += 16) {
+  for (int n = 0; n < warp_blocks(kCols); ++n) {
+    if (kCols / 16 % kSplit && warp_column(2 * n) >= kCols) break;
     u32 b[4];
-    ptx::ldmatrix_x4_trans(b, along_row<kCols>(rows, n / 8));
+    ptx::ldmatrix_x4_trans(b, along_row<kCols>(rows, 2 * kSplit * n));
 #pragma unroll
     for (int i = 0; i < kRowTiles; ++i) {
-      ptx::mma_m16n8k16_f16(sum[i][n / 8], p[i], b[0], b[1]);
-      ptx::mma_m16n8k16_f16(sum[i][n / 8 + 1], p[i], b[2], b[3]);
+      ptx::mma_m16n8k16_f16(sum[i][2 * n], p[i], b[0], b[1]);
+      ptx::mma_m16n8k16_f16(sum[i][2 * n + 1], p[i], b[2], b[3]);
     }
   }
 }
@@ -493,7 +502,7 @@ __device__ __forceinline__ void accumulate(Accumulator<kCols>& sum, const u32 (&
 template <int kCols>
 __device__ __forceinline__ u32 columns_of(const Element* queries) {
   const int lane = threadIdx.x % 32;
-  const int chunk = warp_part() * (kCols / kSplit / 8) + lane / 16;
+  const int chunk = warp_column(0) / 8 + lane / 16;
   return ptx::smem_address(chunk_at<kCols>(queries, lane % 16, chunk));
 }
 
@@ -505,61 +514,6 @@ __device__ __forceinline__ void accumulate_step(Accumulator<kCols>& sum, const W
 #pragma unroll
   for (int i = 0; i < kStepQ / 16; ++i) {
     accumulate<kCols>(sum, p[i], rows + 16 * i * kCols * int(sizeof(Element)));
-  }
-}
-
-// ---- P and dS -----------------------------------------------------------------------------------
-
-// From s = K Q^T: P = exp(scale s - L), already normalised, as L is the logarithm of the row's sum.
-__device__ __forceinline__ void weights(Scores<kStepQ>& s, const float* lse, float scale_log2) {
-#pragma unroll
-  for (int n = 0; n < kStepQ / 8; ++n) {
-    const float2 l = *reinterpret_cast<const float2*>(lse + 8 * n + threadIdx.x % 4 * 2);
-    const float shift[2] = {-kLog2e * l.x, -kLog2e * l.y};
-#pragma unroll
-    for (int i = 0; i < 4 * kRowTiles; ++i) {
-      float& x = s[i / 4][n][i % 4];
-      x = ptx::ex2(fmaf(x, scale_log2, shift[i % 2]));
-    }
-  }
-}
-
-// From dp = V dO^T: dS = P (dP - D), of the queries from `first` on. Its scale waits until the end.
-__device__ __forceinline__ void score_gradient(Scores<kPartQ>& dp, const Scores<kStepQ>& p,
-                                               const float* delta, int first) {
-#pragma unroll
-  for (int n = 0; n < kPartQ / 8; ++n) {
-    const float2 d = *reinterpret_cast<const float2*>(delta + 8 * n + threadIdx.x % 4 * 2);
-#pragma unroll
-    for (int i = 0; i < 4 * kRowTiles; ++i) {
-      float& x = dp[i / 4][n][i % 4];
-      x = p[i / 4][first / 8 + n][i % 4] * (x - (i % 2 ? d.y : d.x));
-    }
-  }
-}
-
-// The first query that sees a key. Causal is aligned bottom-right: query i sees the keys up to
-// i + seq_kv - seq_q.
-__device__ __forceinline__ int first_query_of(int key, int seq_q, int seq_kv) {
-  return kCausal ? key + seq_q - seq_kv : 0;
-}
-
-// Zeroes P or dS of hidden pairs: of the warp's keys from `key` on and the queries from `query` on.
-// Done last, so that no NaN of a hidden pair remains. Queries past the end need none: their Q, dO, L
-// and D are zeros, which make P = 1 and dS = 0, and they add nothing.
-template <int kQueries>
-__device__ __forceinline__ void mask_weights(Scores<kQueries>& weights, int key, int query,
-                                             int seq_q, int seq_kv) {
-  const int lane = threadIdx.x % 32;
-  const int column = query + lane % 4 * 2;
-#pragma unroll
-  for (int i = 0; i < 2 * kRowTiles; ++i) {
-    const int row = key + 8 * i + lane / 4;
-    const int first = row < seq_kv ? first_query_of(row, seq_q, seq_kv) - column : kQueries;
-#pragma unroll
-    for (int n = 0; n < kQueries / 4; ++n) {
-      if (n / 2 * 8 + n % 2 < first) weights[i / 2][n / 2][i % 2 * 2 + n % 2] = 0.f;
-    }
   }
 }
 
@@ -576,16 +530,93 @@ __device__ __forceinline__ void share_weights(Element* tile, const Weights& weig
   }
 }
 
-// ---- dQ -----------------------------------------------------------------------------------------
-// A tile of dQ is cut into units of 32 queries by kUnitCols columns, dealt out to the warps. In HBM
-// it lies as the lanes hold it, unit by unit, so that a warp's additions are contiguous; only
-// `finish` puts it in order.
-constexpr int kUnitCols = kD % 32 == 0 && kBlockQ * kD >= 1024 * kWarps ? 32 : 16;
-constexpr int kUnits = kBlockQ / 32 * (kD / kUnitCols);
-constexpr int kUnitElements = 32 * kUnitCols;
-using QueryGradient = float[2][kUnitCols / 8][4];
+// ---- P and dS -----------------------------------------------------------------------------------
 
-__device__ __forceinline__ int unit_query(int unit) { return unit / (kD / kUnitCols) * 32; }
+// From s = K Q^T: P = exp(factor s - L), already normalised, as L is the logarithm of the row's sum.
+__device__ __forceinline__ float exponential(float score, float factor, float shift) {
+  return ptx::ex2(fmaf(score, factor, shift));
+}
+
+__device__ __forceinline__ void weights(Scores<kStepQ>& s, const float* lse, float factor) {
+#pragma unroll
+  for (int n = 0; n < kStepQ / 8; ++n) {
+    const float2 l = *reinterpret_cast<const float2*>(lse + 8 * n + threadIdx.x % 4 * 2);
+    const float shift[2] = {-kLog2e * l.x, -kLog2e * l.y};
+#pragma unroll
+    for (int i = 0; i < 4 * kRowTiles; ++i) {
+      float& x = s[i / 4][n][i % 4];
+      x = exponential(x, factor, shift[i % 2]);
+    }
+  }
+}
+
+// From dp = V dO^T: dS = P (dP - D), of the queries from `first` on. Its scale waits until the end.
+__device__ __forceinline__ void score_gradient(Scores<kPartQ>& dp, const Scores<kStepQ>& p,
+                                               const float* delta, int first) {
+#pragma unroll
+  for (int n = 0; n < kPartQ / 8; ++n) {
+    const float2 d = *reinterpret_cast<const float2*>(delta + 8 * n + threadIdx.x % 4 * 2);
+#pragma unroll
+    for (int i = 0; i < 4 * kRowTiles; ++i) {
+      float& x = dp[i / 4][n][i % 4];
+      const float weight = p[i / 4][first / 8 + n][i % 4];
+      x = weight * (x - (i % 2 ? d.y : d.x));
+    }
+  }
+}
+
+// ---- Mask ---------------------------------------------------------------------------------------
+// Keys and queries are aligned at their ends: the last query with the last key.
+struct Span {
+  int seq_q, seq_kv;
+};
+
+// The first query that sees a key.
+__device__ __forceinline__ int first_query_of(int key, const Span& span) {
+  return kCausal ? key + span.seq_q - span.seq_kv : 0;
+}
+
+// The one after the last that does.
+__device__ __forceinline__ int end_query_of(int key, const Span& span) { return span.seq_q; }
+
+// Whether the mask hides any of the warp's keys from `key` on from a query of the tile at `query`.
+__device__ __forceinline__ bool crosses_mask(int key, int query, const Span& span) {
+  const int last = key + kWarpKeys - 1;
+  return last >= span.seq_kv || query < first_query_of(last, span);
+}
+
+// Zeroes P or dS of hidden pairs: of the warp's keys from `key` on and the queries from `query` on.
+// Done last, so that no NaN of a hidden pair remains. Queries past the end need none: their Q, dO, L
+// and D are zeros, which make dS = 0 and a finite P, and they add nothing.
+template <int kQueries>
+__device__ __forceinline__ void mask_weights(Scores<kQueries>& weights, int key, int query,
+                                             const Span& span) {
+  const int lane = threadIdx.x % 32;
+  const int column = query + lane % 4 * 2;
+#pragma unroll
+  for (int i = 0; i < 2 * kRowTiles; ++i) {
+    const int row = key + 8 * i + lane / 4;
+    const int first = row < span.seq_kv ? first_query_of(row, span) - column : kQueries;
+#pragma unroll
+    for (int n = 0; n < kQueries / 4; ++n) {
+      const int place = n / 2 * 8 + n % 2;
+      if (place < first) weights[i / 2][n / 2][i % 2 * 2 + n % 2] = 0.f;
+    }
+  }
+}
+
+// ---- dQ -----------------------------------------------------------------------------------------
+// A tile of dQ is cut into units of kUnitRows queries by kUnitCols columns, dealt out to the warps.
+// In HBM it lies as the lanes hold it, unit by unit, so that a warp's additions are contiguous; only
+// `finish` puts it in order.
+constexpr int kUnitRows = kBlockQ % 32 == 0 ? 32 : 16;
+constexpr int kUnitCols = kD % 32 == 0 && kBlockQ * kD >= 32 * kUnitRows * kWarps ? 32 : 16;
+constexpr int kUnits = kBlockQ / kUnitRows * (kD / kUnitCols);
+constexpr int kUnitElements = kUnitRows * kUnitCols;
+constexpr int kFragments = kUnitElements / 128;  // of a lane, four elements each
+using QueryGradient = float[kUnitRows / 16][kUnitCols / 8][4];
+
+__device__ __forceinline__ int unit_query(int unit) { return unit / (kD / kUnitCols) * kUnitRows; }
 __device__ __forceinline__ int unit_column(int unit) { return unit % (kD / kUnitCols) * kUnitCols; }
 
 // dq = dS K for one unit: dS^T as the warps left it, all keys of the block.
@@ -602,9 +633,9 @@ __device__ __forceinline__ void query_gradient(QueryGradient& dq, const Element*
   zero(dq);
 #pragma unroll 4
   for (int key = 0; key < kBlockKV; key += 16) {
-    u32 a[2][4];
+    u32 a[kUnitRows / 16][4];
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
+    for (int i = 0; i < kUnitRows / 16; ++i) {
       ptx::ldmatrix_x4_trans(a[i], (a_first ^ 32 * i) + key * kRowBytes);
     }
 #pragma unroll
@@ -612,7 +643,7 @@ __device__ __forceinline__ void query_gradient(QueryGradient& dq, const Element*
       u32 b[4];
       ptx::ldmatrix_x4_trans(b, (b_first ^ 2 * n) + key * kKeyBytes);
 #pragma unroll
-      for (int i = 0; i < 2; ++i) {
+      for (int i = 0; i < kUnitRows / 16; ++i) {
         ptx::mma_m16n8k16_f16(dq[i][n / 8], a[i], b[0], b[1]);
         ptx::mma_m16n8k16_f16(dq[i][n / 8 + 1], a[i], b[2], b[3]);
       }
@@ -629,6 +660,7 @@ __device__ __forceinline__ void add_fragment(float* unit, int i, const float (&x
 #pragma unroll
   for (int r = 0; r < 4; ++r) ptx::red_add_f32(unit + unit_place(i, r), x[r]);
 }
+
 // The warps' share of dQ += dS K for one tile of queries.
 __device__ __forceinline__ void add_query_gradient(float* dq_tile, const Element* ds_tile,
                                                    const Element* k_tile) {
@@ -639,7 +671,7 @@ __device__ __forceinline__ void add_query_gradient(float* dq_tile, const Element
     QueryGradient dq;
     query_gradient(dq, ds_tile, k_tile, unit);
 #pragma unroll
-    for (int i = 0; i < kUnitCols / 4; ++i) {
+    for (int i = 0; i < kFragments; ++i) {
       add_fragment(dq_tile + unit * kUnitElements, i, dq[i / (kUnitCols / 8)][i % (kUnitCols / 8)]);
     }
   }
@@ -654,20 +686,22 @@ __device__ __forceinline__ void store_pair(Element* to, float x, float y) {
 // alignment allows. A warp reads back what it wrote itself, or those with which it shares its keys.
 template <int kCols, int kValidCols>
 __device__ __forceinline__ void store_rows(Element* tile, const Accumulator<kCols>& sum,
-                                           float factor, Element* global, int rows) {
+                                           float factor, Element* global, i64 stride, int rows) {
   constexpr int kBytes = copy_bytes(kValidCols);
   constexpr int kElements = kBytes / int(sizeof(Element));
   constexpr int kCopies = kValidCols / kElements;
   using Word = typename WordOf<kBytes>::type;
   const int lane = threadIdx.x % 32;
-  const int first_chunk = warp_part() * (kCols / kSplit / 8);
 #pragma unroll
   for (int i = 0; i < 2 * kRowTiles; ++i) {
 #pragma unroll
-    for (int n = 0; n < kCols / kSplit / 8; ++n) {
+    for (int n = 0; n < 2 * warp_blocks(kCols); ++n) {
+      if (kCols / 16 % kSplit && warp_column(n) >= kCols) break;
       const float (&pair)[4] = sum[i / 2][n];
-      Element* chunk = chunk_at<kCols>(tile, warp_keys() + 8 * i + lane / 4, first_chunk + n);
-      store_pair(chunk + lane % 4 * 2, factor * pair[i % 2 * 2], factor * pair[i % 2 * 2 + 1]);
+      const int row = warp_keys() + 8 * i + lane / 4, column = warp_column(n) + lane % 4 * 2;
+      Element* chunk = chunk_at<kCols>(tile, row, column / kChunkElements);
+      store_pair(chunk + column % kChunkElements, factor * pair[i % 2 * 2],
+                 factor * pair[i % 2 * 2 + 1]);
     }
   }
   if constexpr (kSplit > 1) {
@@ -680,7 +714,7 @@ __device__ __forceinline__ void store_rows(Element* tile, const Accumulator<kCol
     const int column = i % kCopies * kElements;
     const Element* chunk = chunk_at<kCols>(tile, row, column / kChunkElements);
     const Word word = *reinterpret_cast<const Word*>(chunk + column % kChunkElements);
-    if (row < rows) *reinterpret_cast<Word*>(global + row * i64(kValidCols) + column) = word;
+    if (row < rows) *reinterpret_cast<Word*>(global + row * stride + column) = word;
   }
 }
 
@@ -733,19 +767,20 @@ v2_bwd_sm80_fp16_d64_full_08b9aeeb_prepare(
     const float scale_log2, const float scale) {
   // clang-format on
   const int q_blocks = (seq_q + kBlockQ - 1) / kBlockQ;
-  const i64 head_of_all = blockIdx.x / q_blocks;
   const int first = blockIdx.x % q_blocks * kBlockQ;
-  const i64 batch = head_of_all / heads, head = head_of_all % heads;
+  const i64 batch = blockIdx.x / q_blocks / heads, head = blockIdx.x / q_blocks % heads;
   o += batch * o_strides.batch + head * o_strides.head;
   dO += batch * do_strides.batch + head * do_strides.head;
+  delta += (batch * heads + head) * seq_q;
   for (int row = threadIdx.x / kRowThreads; row < kBlockQ; row += kThreads / kRowThreads) {
     const i64 query = first + row;
     const bool valid = query < seq_q;
     const float product =
         row_product(o + query * o_strides.seq, dO + query * do_strides.seq, valid);
-    if (valid && threadIdx.x % kRowThreads == 0) delta[head_of_all * seq_q + query] = product;
+    if (valid && threadIdx.x % kRowThreads == 0) delta[query] = product;
   }
-  float4* dq_tile = reinterpret_cast<float4*>(dq_acc + i64(blockIdx.x) * kBlockQ * kD);
+  const i64 tile = (batch * heads + head) * q_blocks + first / kBlockQ;
+  float4* dq_tile = reinterpret_cast<float4*>(dq_acc + tile * (kBlockQ * kD));
   for (int i = threadIdx.x; i < kBlockQ * kD / 4; i += kThreads) {
     dq_tile[i] = make_float4(0.f, 0.f, 0.f, 0.f);
   }
@@ -782,9 +817,11 @@ v2_bwd_sm80_fp16_d64_full_08b9aeeb(
 
   // The tiles of queries that see any of them, head after head of those that share the keys.
   const int group = heads / kv_heads;
+  const Span span = {seq_q, seq_kv};
   const int q_blocks = (seq_q + kBlockQ - 1) / kBlockQ;
-  const int first_tile = max(0, first_query_of(first_key, seq_q, seq_kv)) / kBlockQ;
-  const int q_tiles = q_blocks - first_tile;
+  const int first_tile = max(0, first_query_of(first_key, span)) / kBlockQ;
+  const int end_query = end_query_of(first_key + keys - 1, span);
+  const int q_tiles = max(0, (end_query + kBlockQ - 1) / kBlockQ - first_tile);
   const int steps = group * q_tiles;
   const auto head_at = [&](int t) { return kv_head * group + t / q_tiles; };
   const auto query_at = [&](int t) { return (first_tile + t % q_tiles) * kBlockQ; };
@@ -798,9 +835,9 @@ v2_bwd_sm80_fp16_d64_full_08b9aeeb(
       const int head = head_at(t);
       const i64 query = query_at(t);
       const int rows = seq_q - int(query);
+      const i64 row = (batch * heads + head) * seq_q + query;
       const Element* q_source = q + head * q_strides.head + query * q_strides.seq;
       const Element* do_source = dO + head * do_strides.head + query * do_strides.seq;
-      const i64 row = (batch * heads + head) * seq_q + query;
       copy_tile<kBlockQ, kD, kHeadDim>(q_slot(t), q_source, q_strides.seq, rows);
       copy_tile<kBlockQ, kDV, kHeadDimV>(do_slot(t), do_source, do_strides.seq, rows);
       for (int i = threadIdx.x; i < kBlockQ; i += kThreads) {
@@ -811,8 +848,9 @@ v2_bwd_sm80_fp16_d64_full_08b9aeeb(
     ptx::cp_async_commit_group();
   };
   const auto add_dq = [&](int t) {
-    const i64 block = (batch * heads + head_at(t)) * q_blocks + query_at(t) / kBlockQ;
-    add_query_gradient(dq_acc + block * (kBlockQ * kD), ds_tile(t), k_tile);
+    const int head = head_at(t);
+    const i64 tile = (batch * heads + head) * q_blocks + query_at(t) / kBlockQ;
+    add_query_gradient(dq_acc + tile * (kBlockQ * kD), ds_tile(t), k_tile);
   };
 
   copy_tile<kBlockKV, kD, kHeadDim>(k_tile, k, k_strides.seq, keys);
@@ -829,7 +867,6 @@ v2_bwd_sm80_fp16_d64_full_08b9aeeb(
     if (t < 0) return;
     add_dq(t);
   };
-  const int last_key = warp_key + kWarpKeys - 1;
   for (int t = 0; t < steps; ++t) {
     // Tile t has arrived, and every warp has made S of tile t - 1 and left its dS.
     ptx::cp_async_wait_group<0>();
@@ -837,20 +874,20 @@ v2_bwd_sm80_fp16_d64_full_08b9aeeb(
     load(t + 1);
     finish_tile(t - 1);
     const int query = query_at(t);
-    const bool masked = last_key >= seq_kv || query < first_query_of(last_key, seq_q, seq_kv);
+    const bool masked = crosses_mask(warp_key, query, span);
 #pragma unroll 1
     for (int step = warp_part() * kStepQ; step < kBlockQ; step += kStepQ * kSplit) {
       Scores<kStepQ> s;
       Weights p, ds;
       scores<kD, kStepQ>(s, k_tile, q_slot(t) + step * kD);
       weights(s, lse_slot(t) + step, scale_log2);
-      if (masked) mask_weights<kStepQ>(s, warp_key, query + step, seq_q, seq_kv);
+      if (masked) mask_weights<kStepQ>(s, warp_key, query + step, span);
 #pragma unroll
       for (int part = 0; part < kStepQ; part += kPartQ) {
         Scores<kPartQ> dp;
         scores<kDV, kPartQ>(dp, v_tile, do_slot(t) + (step + part) * kDV);
         score_gradient(dp, s, delta_slot(t) + step + part, part);
-        if (masked) mask_weights<kPartQ>(dp, warp_key, query + step + part, seq_q, seq_kv);
+        if (masked) mask_weights<kPartQ>(dp, warp_key, query + step + part, span);
         round_weights<kPartQ>(ds, dp, part);
       }
       round_weights<kStepQ>(p, s, 0);
@@ -864,9 +901,10 @@ v2_bwd_sm80_fp16_d64_full_08b9aeeb(
   __syncthreads();
   finish_tile(steps - 1);
   __syncthreads();  // the tiles of K and V are free for dK and dV
+  const i64 apart = 1;  // rows from a key of this head to the next
   const i64 row = (batch * kv_heads + kv_head) * seq_kv + first_key;
-  store_rows<kD, kHeadDim>(k_tile, dk_acc, scale, dk + row * kHeadDim, keys);
-  store_rows<kDV, kHeadDimV>(v_tile, dv_acc, 1.f, dv + row * kHeadDimV, keys);
+  store_rows<kD, kHeadDim>(k_tile, dk_acc, scale, dk + row * kHeadDim, apart * kHeadDim, keys);
+  store_rows<kDV, kHeadDimV>(v_tile, dv_acc, 1.f, dv + row * kHeadDimV, apart * kHeadDimV, keys);
 }
 
 // clang-format off
@@ -881,21 +919,23 @@ v2_bwd_sm80_fp16_d64_full_08b9aeeb_finish(
     const float scale_log2, const float scale) {
   // clang-format on
   const int q_blocks = (seq_q + kBlockQ - 1) / kBlockQ;
-  const i64 head_of_all = blockIdx.x / q_blocks;
   const int first = blockIdx.x % q_blocks * kBlockQ;
-  const float* dq_tile = dq_acc + i64(blockIdx.x) * kBlockQ * kD;
+  const i64 batch = blockIdx.x / q_blocks / heads, head = blockIdx.x / q_blocks % heads;
   const int lane = threadIdx.x % 32;
-  dq += head_of_all * seq_q * kHeadDim;
+  const i64 stride = kHeadDim;
+  dq += (batch * heads + head) * seq_q * stride;
+  const i64 tile = (batch * heads + head) * q_blocks + first / kBlockQ;
+  const float* dq_tile = dq_acc + tile * (kBlockQ * kD);
   for (int unit = threadIdx.x / 32; unit < kUnits; unit += kWarps) {
     const float* source = dq_tile + unit * kUnitElements;
-    for (int i = 0; i < kUnitCols / 4; ++i) {
+    for (int i = 0; i < kFragments; ++i) {
       const int column = unit_column(unit) + i % (kUnitCols / 8) * 8 + lane % 4 * 2;
       const i64 query = first + unit_query(unit) + i / (kUnitCols / 8) * 16 + lane / 4;
       float x[4];
 #pragma unroll
       for (int r = 0; r < 4; ++r) x[r] = scale * source[unit_place(i, r)];
-      if (query < seq_q) store_two(dq + query * kHeadDim, column, x[0], x[1]);
-      if (query + 8 < seq_q) store_two(dq + (query + 8) * kHeadDim, column, x[2], x[3]);
+      if (query < seq_q) store_two(dq + query * stride, column, x[0], x[1]);
+      if (query + 8 < seq_q) store_two(dq + (query + 8) * stride, column, x[2], x[3]);
     }
   }
 }
@@ -944,9 +984,12 @@ int main(int argc, char** argv) {
   const Strides v_strides = contiguous(kv_heads, seq_kv, kHeadDimV);
   const Strides o_strides = contiguous(heads, seq_q, kHeadDimV);
   const Strides do_strides = o_strides;
-  const float scale = 1.f / sqrtf(kHeadDim), scale_log2 = kLog2e * scale;
+  const float scale = 1.f / sqrtf(kHeadDim);
   const int q_grid = batch * heads * ((seq_q + kBlockQ - 1) / kBlockQ);
   const int kv_grid = batch * kv_heads * ((seq_kv + kBlockKV - 1) / kBlockKV);
+
+  const float scale_log2 = 1.442695041f / sqrtf(kHeadDim);
+
   Element* q = input(rows * kHeadDim, 1);
   Element* k = input(keys * kHeadDim, 2);
   Element* v = input(keys * kHeadDimV, 3);
@@ -954,7 +997,8 @@ int main(int argc, char** argv) {
   Element* dO = input(rows * kHeadDimV, 5);
   float* lse = device_array<float>(rows);
   float* delta = device_array<float>(rows);
-  float* dq_acc = device_array<float>(i64(q_grid) * kBlockQ * kD);
+  const i64 dq_tiles = q_grid;
+  float* dq_acc = device_array<float>(dq_tiles * kBlockQ * kD);
   Element* dq = device_array<Element>(rows * kHeadDim);
   Element* dk = device_array<Element>(keys * kHeadDim);
   Element* dv = device_array<Element>(keys * kHeadDimV);

@@ -27,24 +27,26 @@
 //   from  24576    8192 bytes  K and V, ring slot 1
 //
 // templates, with the first 8 digits of their sha256
-//   680d1e94  device/copy.cuh
+//   c0df20f3  device/copy.cuh
 //   a88d316f  device/copy_plain.cuh
 //   9657e602  device/finish.cuh
 //   26282f8e  device/fragments.cuh
 //   76c2f1b5  device/integers.cuh
-//   4210b751  device/mask.cuh
+//   6718b7d2  device/mask.cuh
 //   70293969  device/matmul_mma.cuh
 //   56ce5a2e  device/rows.cuh
 //   2371af69  device/softmax_lazy.cuh
-//   90a798c3  device/store.cuh
+//   94288a38  device/store.cuh
 //   6364541a  device/tile.cuh
 //   93af5724  device/turing.cuh
 //   c2706fe3  device/types.cuh
 //   2655b8fc  device/values_mma.cuh
 //   e044eaeb  device/words.cuh
-//   c1f0c604  kernels/v2_fwd.cu
-//   fdf51d61  parts/constants.cuh
-//   e64986ea  parts/main.cu
+//   5ed4d436  kernels/v2_fwd.cu
+//   77f6d870  parts/constants.cuh
+//   8a2896d0  parts/main.cu
+//   2c9f1fd9  parts/main_arrays.cuh
+//   deb8bf17  parts/main_options.cuh
 //   8384d07c  ptx/cvt_f16.cuh
 //   422cf4a7  ptx/ex2.cuh
 //   5bef9f17  ptx/ldmatrix_x4.cuh
@@ -63,7 +65,7 @@
 // "head_dim_v": 64, "heads": 16, "incoherent": false, "kv_heads": 16, "out_dtype": "fp16", "pass":
 // "fwd", "scale": 0.125, "scales": "tensor", "seq": 4096, "seq_kv": 4096, "softcap": 0.0, "varlen":
 // false, "window": [-1, -1]}, "schema": "fasim.plan/1", "smem_bytes": 32768}
-// ---- the rest of the file has sha256 3fb9f13a41a4b61bc58c7cbcf7474a1ac2b1c0aa34987a313ae9caa930f4cbdd
+// ---- the rest of the file has sha256 0cff8a51d95c19b13ca933a319a7da460f6f3a4c58084283c0e203f731d867f2
 // FlashAttention-2, forward (Dao 2023, algorithm 1).
 //
 // One thread block per block of queries. It walks the keys and values once, from the last tile to
@@ -107,7 +109,6 @@ constexpr bool kCausal = true;
 constexpr int kChunkElements = 16 / int(sizeof(Element));  // of the 16-byte unit of copies
 constexpr float kInfinity = __builtin_huge_valf();
 constexpr float kLn2 = 0.693147180559945f;
-
 static_assert(kRowTiles * 16 * kWarps == kBlockQ, "every warp owns whole 16-row tiles");
 static_assert(kBlockKV % kStepKV == 0 && kStepKV % 16 == 0, "whole 16-key matrix steps");
 
@@ -317,6 +318,7 @@ __device__ __forceinline__ void copy_tile(Element* tile, const Element* source, 
     }
     source += kRowStep * stride;
   }
+  if constexpr (kColSteps * kColStep != kCols) __syncwarp();  // for lanes that had less to copy
 }
 
 // A thread's part of the scores and of the output: [16 rows][8 columns][row g: 2, row g + 8: 2].
@@ -425,13 +427,15 @@ __device__ __forceinline__ int visible_keys(int query, int seq_q, int seq_kv) {
 }
 
 // s holds the scores of the warp's rows from `query` on against the keys from `key` on.
-__device__ __forceinline__ void mask_scores(Scores& s, int query, int key, int seq_q, int seq_kv) {
+template <int kTiles>
+__device__ __forceinline__ void mask_scores(float (&s)[kRowTiles][kTiles][4], int query, int key,
+                                            int seq_q, int seq_kv) {
   const int lane = threadIdx.x % 32;
 #pragma unroll
   for (int i = 0; i < 2 * kRowTiles; ++i) {
     const int limit = visible_keys(query + 8 * i + lane / 4, seq_q, seq_kv) - key - lane % 4 * 2;
 #pragma unroll
-    for (int n = 0; n < kStepKV / 4; ++n) {
+    for (int n = 0; n < 2 * kTiles; ++n) {
       if (n / 2 * 8 + n % 2 >= limit) s[i / 2][n / 2][i % 2 * 2 + n % 2] = -kInfinity;
     }
   }
@@ -583,6 +587,7 @@ __device__ __forceinline__ void finish(Accumulator& o, const RowState& row, floa
 __device__ __forceinline__ void store_pair(u16* to, float x, float y) {
   *reinterpret_cast<u32*>(to) = cvt_f16x2(x, y);
 }
+
 // The warp lays its rows of O out in shared memory, then writes them in the widest words their
 // alignment allows. Each warp reads back only what it wrote itself.
 __device__ __forceinline__ void store_output(Output* tile, const Accumulator& o, Output* global,
@@ -712,6 +717,7 @@ template <typename T>
 T* device_array(i64 n) {
   T* array = nullptr;
   cudaMalloc(&array, n * sizeof(T) + 16);
+  cudaMemset(array, 0, n * sizeof(T) + 16);
   return array;
 }
 
@@ -734,7 +740,9 @@ int main(int argc, char** argv) {
   const Strides k_strides = contiguous(kv_heads, seq_kv, kHeadDim);
   const Strides v_strides = contiguous(kv_heads, seq_kv, kHeadDimV);
   const Strides o_strides = contiguous(heads, seq_q, kHeadDimV);
+
   const float scale_log2 = 1.442695041f / sqrtf(kHeadDim);
+
   Element* q = input(rows * kHeadDim, 1);
   Element* k = input(keys * kHeadDim, 2);
   Element* v = input(keys * kHeadDimV, 3);

@@ -37,7 +37,7 @@
 //
 // templates, with the first 8 digits of their sha256
 //   67f2059a  device/combine.cuh
-//   680d1e94  device/copy.cuh
+//   c0df20f3  device/copy.cuh
 //   f0c63492  device/copy_async.cuh
 //   b145b0f2  device/copy_packed.cuh
 //   26282f8e  device/fragments.cuh
@@ -52,8 +52,10 @@
 //   2655b8fc  device/values_mma.cuh
 //   e044eaeb  device/words.cuh
 //   352e33cd  kernels/v2_split.cu
-//   fdf51d61  parts/constants.cuh
-//   e64986ea  parts/main.cu
+//   77f6d870  parts/constants.cuh
+//   8a2896d0  parts/main.cu
+//   2c9f1fd9  parts/main_arrays.cuh
+//   deb8bf17  parts/main_options.cuh
 //   337a472a  ptx/cp_async.cuh
 //   33562fdf  ptx/cvt_bf16x2.cuh
 //   422cf4a7  ptx/ex2.cuh
@@ -74,7 +76,7 @@
 // "fwd", "scale": 0.08838834764831843, "scales": "tensor", "seq": 1, "seq_kv": 32768, "softcap":
 // 0.0, "varlen": false, "window": [-1, -1]}, "schema": "fasim.plan/1", "slots": 264, "smem_bytes":
 // 102400}
-// ---- the rest of the file has sha256 7dc94e01c7bbb74bd409aaa68a51250602a1dc7302ae11008f2c95003d0c82c2
+// ---- the rest of the file has sha256 4b15bdf0c7f0cdd7dff1e05ee828f03e253b4ed989d9386087e6526756ce2d24
 // FlashAttention-2, forward, for few queries against many keys: split keys (Flash-Decoding, Dao,
 // Haziza, Massa and Sizov 2023).
 //
@@ -121,7 +123,6 @@ constexpr bool kCausal = false;
 constexpr int kChunkElements = 16 / int(sizeof(Element));  // of the 16-byte unit of copies
 constexpr float kInfinity = __builtin_huge_valf();
 constexpr float kLn2 = 0.693147180559945f;
-
 static_assert(kRowTiles * 16 == kBlockQ, "whole 16-row tiles");
 static_assert(kStepKV * kWarps == kBlockKV, "every warp has as many keys of a tile");
 static_assert(kBlockKV % kStepKV == 0 && kStepKV % 16 == 0, "whole 16-key matrix steps");
@@ -372,6 +373,7 @@ __device__ __forceinline__ void copy_tile(Element* tile, const Element* source, 
     }
     source += kRowStep * stride;
   }
+  if constexpr (kColSteps * kColStep != kCols) __syncwarp();  // for lanes that had less to copy
 }
 
 // Fills the query tile with packed rows: row r of all is query r / group of the group's head
@@ -828,6 +830,7 @@ template <typename T>
 T* device_array(i64 n) {
   T* array = nullptr;
   cudaMalloc(&array, n * sizeof(T) + 16);
+  cudaMemset(array, 0, n * sizeof(T) + 16);
   return array;
 }
 
@@ -850,7 +853,9 @@ int main(int argc, char** argv) {
   const Strides k_strides = contiguous(kv_heads, seq_kv, kHeadDim);
   const Strides v_strides = contiguous(kv_heads, seq_kv, kHeadDimV);
   const Strides o_strides = contiguous(heads, seq_q, kHeadDimV);
+
   const float scale_log2 = 1.442695041f / sqrtf(kHeadDim);
+
   Element* q = input(rows * kHeadDim, 1);
   Element* k = input(keys * kHeadDim, 2);
   Element* v = input(keys * kHeadDimV, 3);

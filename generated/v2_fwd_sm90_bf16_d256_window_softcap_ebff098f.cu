@@ -30,24 +30,27 @@
 //   from  73728   40960 bytes  K and V, ring slot 1
 //
 // templates, with the first 8 digits of their sha256
-//   680d1e94  device/copy.cuh
+//   c0df20f3  device/copy.cuh
 //   f0c63492  device/copy_async.cuh
 //   9657e602  device/finish.cuh
 //   26282f8e  device/fragments.cuh
 //   76c2f1b5  device/integers.cuh
-//   4210b751  device/mask.cuh
+//   6718b7d2  device/mask.cuh
 //   70293969  device/matmul_mma.cuh
 //   56ce5a2e  device/rows.cuh
-//   c21c3ef4  device/score.cuh
+//   23af4307  device/score.cuh
+//   ac33362a  device/score_rows.cuh
 //   2371af69  device/softmax_lazy.cuh
-//   90a798c3  device/store.cuh
+//   94288a38  device/store.cuh
 //   6364541a  device/tile.cuh
 //   c2706fe3  device/types.cuh
 //   2655b8fc  device/values_mma.cuh
 //   e044eaeb  device/words.cuh
-//   c1f0c604  kernels/v2_fwd.cu
-//   fdf51d61  parts/constants.cuh
-//   e64986ea  parts/main.cu
+//   5ed4d436  kernels/v2_fwd.cu
+//   77f6d870  parts/constants.cuh
+//   8a2896d0  parts/main.cu
+//   2c9f1fd9  parts/main_arrays.cuh
+//   deb8bf17  parts/main_options.cuh
 //   337a472a  ptx/cp_async.cuh
 //   33562fdf  ptx/cvt_bf16x2.cuh
 //   422cf4a7  ptx/ex2.cuh
@@ -68,7 +71,7 @@
 // "head_dim_v": 256, "heads": 16, "incoherent": false, "kv_heads": 8, "out_dtype": "bf16", "pass":
 // "fwd", "scale": 0.0625, "scales": "tensor", "seq": 8192, "seq_kv": 8192, "softcap": 50.0,
 // "varlen": false, "window": [4095, 0]}, "schema": "fasim.plan/1", "smem_bytes": 114688}
-// ---- the rest of the file has sha256 53744dc908c23f08ca1471f5337fe29179d085eb8e2feaf0255602fed4872301
+// ---- the rest of the file has sha256 241ed3bac5a70edfb4a70bc94ca0b09c34c3c258a719438537baae0587dc78ef
 // FlashAttention-2, forward (Dao 2023, algorithm 1).
 //
 // One thread block per block of queries. It walks the keys and values once, from the last tile to
@@ -111,7 +114,7 @@ constexpr int kSmemBytes = 114688;
 constexpr int kChunkElements = 16 / int(sizeof(Element));  // of the 16-byte unit of copies
 constexpr float kInfinity = __builtin_huge_valf();
 constexpr float kLn2 = 0.693147180559945f;
-
+constexpr float kLog2e = 1.44269504f;
 static_assert(kRowTiles * 16 * kWarps == kBlockQ, "every warp owns whole 16-row tiles");
 static_assert(kBlockKV % kStepKV == 0 && kStepKV % 16 == 0, "whole 16-key matrix steps");
 
@@ -374,6 +377,7 @@ __device__ __forceinline__ void copy_tile(Element* tile, const Element* source, 
     }
     source += kRowStep * stride;
   }
+  if constexpr (kColSteps * kColStep != kCols) __syncwarp();  // for lanes that had less to copy
 }
 
 // A thread's part of the scores and of the output: [16 rows][8 columns][row g: 2, row g + 8: 2].
@@ -464,11 +468,15 @@ __device__ __forceinline__ void accumulate(Accumulator& o, const Weights& p,
 // ---- Scores -------------------------------------------------------------------------------------
 // What happens to a score between Q K^T and the mask, in the order of the contract: scale, softcap,
 // bias. Scores leave in units of log2, so the softmax after them needs no factor of its own.
-constexpr float kLog2e = 1.44269504f;
 
 struct ScoreTerms {
   float scale_by_cap, cap_log2;  // scale / cap, and cap log2(e)
 };
+
+// 1 / (1 + exp(2 |x|)), from which tanh and its slope are made.
+__device__ __forceinline__ float soft_tail(float x) {
+  return ptx::rcp(1.f + ptx::ex2(2.f * kLog2e * fabsf(x)));
+}
 
 // tanh with a relative error below 2^-21. Away from 0 from the exponential; near it, where that
 // would cancel, x + x^3 P(x^2), P fitted to the interval. NaN stays NaN.
@@ -477,13 +485,15 @@ __device__ __forceinline__ float soft_sign(float x) {
   float p = fmaf(1.725698e-2f, square, -5.3052940e-2f);
   p = fmaf(p, square, 1.3325987e-1f);
   p = fmaf(p, square, -3.3333148e-1f);
-  const float away = 1.f - 2.f * ptx::rcp(1.f + ptx::ex2(2.f * kLog2e * x));
+  const float away = copysignf(1.f - 2.f * soft_tail(x), x);
   return fabsf(x) < 0.5f ? fmaf(p * square, x, x) : away;
 }
+
 __device__ __forceinline__ float scaled(float score, const ScoreTerms& terms) {
   return terms.cap_log2 * soft_sign(score * terms.scale_by_cap);
 }
 
+// The same for a thread's part of the scores of whole rows.
 __device__ __forceinline__ void finish_scores(Scores& s, const ScoreTerms& terms) {
 #pragma unroll
   for (int i = 0; i < kRowTiles * kStepKV / 2; ++i) {
@@ -517,7 +527,9 @@ __device__ __forceinline__ bool crosses_mask(int query, int key, const Span& spa
 }
 
 // s holds the scores of the warp's rows from `query` on against the keys from `key` on.
-__device__ __forceinline__ void mask_scores(Scores& s, int query, int key, const Span& span) {
+template <int kTiles>
+__device__ __forceinline__ void mask_scores(float (&s)[kRowTiles][kTiles][4], int query, int key,
+                                            const Span& span) {
   const int lane = threadIdx.x % 32;
 #pragma unroll
   for (int i = 0; i < 2 * kRowTiles; ++i) {
@@ -525,7 +537,7 @@ __device__ __forceinline__ void mask_scores(Scores& s, int query, int key, const
     const int first = first_visible(row, span) - first_key;
     const int limit = visible_keys(row, span) - first_key;
 #pragma unroll
-    for (int n = 0; n < kStepKV / 4; ++n) {
+    for (int n = 0; n < 2 * kTiles; ++n) {
       const int column = n / 2 * 8 + n % 2;
       if (column < first || column >= limit) s[i / 2][n / 2][i % 2 * 2 + n % 2] = -kInfinity;
     }
@@ -678,6 +690,7 @@ __device__ __forceinline__ void finish(Accumulator& o, const RowState& row, floa
 __device__ __forceinline__ void store_pair(u16* to, float x, float y) {
   *reinterpret_cast<u32*>(to) = ptx::cvt_bf16x2(x, y);
 }
+
 // The warp lays its rows of O out in shared memory, then writes them in the widest words their
 // alignment allows. Each warp reads back only what it wrote itself.
 __device__ __forceinline__ void store_output(Output* tile, const Accumulator& o, Output* global,
@@ -814,6 +827,7 @@ template <typename T>
 T* device_array(i64 n) {
   T* array = nullptr;
   cudaMalloc(&array, n * sizeof(T) + 16);
+  cudaMemset(array, 0, n * sizeof(T) + 16);
   return array;
 }
 
@@ -836,10 +850,12 @@ int main(int argc, char** argv) {
   const Strides k_strides = contiguous(kv_heads, seq_kv, kHeadDim);
   const Strides v_strides = contiguous(kv_heads, seq_kv, kHeadDimV);
   const Strides o_strides = contiguous(heads, seq_q, kHeadDimV);
+
   const float softcap = 50.f;
   const float softcap_scale = 1.f / (softcap * sqrtf(kHeadDim));
   const float softcap_log2 = 1.442695041f * softcap;
   const int window_left = 1023, window_right = 0;
+
   Element* q = input(rows * kHeadDim, 1);
   Element* k = input(keys * kHeadDim, 2);
   Element* v = input(keys * kHeadDimV, 3);

@@ -23,7 +23,8 @@ def useful(problem: Problem, pass_: str) -> int:
 
 def executed(problem: Problem, algo: str, pass_: str, tiles: Tiles) -> Ints:
     """FLOPs the matrix units do: whole tiles (V1: whole steps over a tile's keys; V2 forward: what
-    a warp's rows see of a tile; V3 forward: one tile even where nothing is seen), padded head dimensions, S again in flash backward.
+    a warp's rows see of a tile; V3 forward: one even where nothing is seen), padded head
+    dimensions, S again in flash backward.
 
     Standard attention masks after its matmul, so it multiplies every pair.
     """

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from fasim.gpu import Gpu
-from fasim.model.tiles import Ints, Tiles, padded, round_up
-from fasim.plan import HOPPER_SMEM, LAZY_DTYPES, QUERY_STEP, WARP, v3_layouts, v3_smem
+from fasim.model.tiles import Ints, Tiles, ceil_div, padded, round_up
+from fasim.plan import HOPPER_SMEM, LAZY_DTYPES, WARP, v3_layouts, v3_smem
 from fasim.problem import Problem
 
 # Registers of a thread besides its accumulators: addresses, loop state, softmax statistics ...
@@ -58,6 +58,9 @@ AMPERE, BLACKWELL = (8, 0), 12
 # V1's and V2's backward kernels, whose LSE and D wait in shared memory: what they need, and what
 # they make do with where that is all that is left. Fitted to nvcc 13.0.
 V2_BACKWARD_REGISTERS, V2_BACKWARD_LEAST = 72, 64
+# What its options keep besides.
+BACKWARD_OPTION_REGISTERS = {"window": 4, "softcap": 8, "ALiBi": 4, "dense bias": 8, "sequences": 0}
+MMA_ROWS = 16  # the fewest queries of a tile
 # V1's plain copies on the way, in blocks of fewer than eight warps.
 V1_BACKWARD_COPIES = 16
 # V3: what the compiler needs beside accumulators and weights; backward, what FlashAttention-3's
@@ -260,6 +263,15 @@ def _special(problem: Problem, tiles: Tiles) -> Ints:
 
 def option_registers(problem: Problem) -> dict[str, int]:
     """OPTION_REGISTERS of the options that a problem has."""
+    return {name: OPTION_REGISTERS[name] for name in _options(problem)}
+
+
+def backward_option_registers(problem: Problem) -> dict[str, int]:
+    """The same of V2's backward kernel."""
+    return {name: BACKWARD_OPTION_REGISTERS[name] for name in _options(problem)}
+
+
+def _options(problem: Problem) -> tuple[str, ...]:
     asked = {
         "window": problem.mask == "window",
         "softcap": problem.softcap > 0,
@@ -267,7 +279,7 @@ def option_registers(problem: Problem) -> dict[str, int]:
         "dense bias": problem.dense,
         "sequences": problem.varlen,
     }
-    return {name: OPTION_REGISTERS[name] for name, wanted in asked.items() if wanted}
+    return tuple(name for name, wanted in asked.items() if wanted)
 
 
 def _v1_fwd_registers(problem: Problem, tiles: Tiles) -> Ints:
@@ -297,12 +309,18 @@ def _v1_bwd_registers(problem: Problem, tiles: Tiles) -> Any:
 def _v2_bwd_registers(problem: Problem, tiles: Tiles) -> Any:
     """The warp's part of dK and dV for the whole pass, S of a step of queries and dP of as many as
     16 keys have of them."""
-    d, dv, _ = _dims(problem)
-    keys = tiles.block_kv * tiles.sharing // tiles.warps
-    gradients = keys * (d + dv) // tiles.sharing
-    accumulators = (gradients + keys * QUERY_STEP + 16 * QUERY_STEP) // WARP
-    needed = np.minimum(accumulators + V2_BACKWARD_REGISTERS, MOST_REGISTERS)
-    return np.maximum(needed, accumulators + V2_BACKWARD_LEAST)
+    keys, step = tiles.bwd_keys, tiles.query_step
+    accumulators = (keys * gradient_columns(problem, tiles) + (keys + 16) * step) // WARP
+    kept = accumulators + sum(backward_option_registers(problem).values())
+    needed = np.minimum(kept + V2_BACKWARD_REGISTERS, MOST_REGISTERS)
+    return np.maximum(needed, kept + V2_BACKWARD_LEAST)
+
+
+def gradient_columns(problem: Problem, tiles: Tiles) -> Ints:
+    """Columns of dK and dV that a warp of V2's backward kernel has: warps that share keys take
+    turns at blocks of 16."""
+    blocks = (width // 16 for width in _dims(problem)[:2])
+    return np.asarray(sum(16 * ceil_div(n, tiles.sharing) for n in blocks))
 
 
 def _v3_fwd_registers(problem: Problem, tiles: Tiles) -> Any:
@@ -409,7 +427,7 @@ def _flash_hbm(problem: Problem, algo: str, pass_: str) -> HbmBytes:
         return HbmBytes(inputs=t.q + t.kv + t.bias, outputs=t.o + t.lse, workspace=forward)
     backward = _dq_workspace(problem, algo)
     return HbmBytes(
-        inputs=t.q + t.kv + t.o,  # dO is as large as O
+        inputs=t.q + t.kv + t.o + t.bias,  # dO is as large as O
         outputs=t.q + t.kv,
         saved=t.o + t.lse,
         workspace=max(forward, backward) if pass_ == "train" else backward,
@@ -440,7 +458,7 @@ def _dq_workspace(problem: Problem, algo: str) -> int:
     delta, padded_rows = heads * problem.seq * 4, heads * int(round_up(problem.seq, 128))
     if algo == "v2_second_pass":
         return delta
-    counters = 4 * (padded_rows // QUERY_STEP + 1) * (algo == "v2_ordered")
+    counters = 4 * (padded_rows // MMA_ROWS + 1) * (algo == "v2_ordered")
     return padded_rows * 4 * padded(problem.head_dim) + delta + counters
 
 

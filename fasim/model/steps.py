@@ -80,12 +80,12 @@ class _Shape:
         self.scores = self.m * self.n
         capped = problem.softcap > 0
         self.mufu = 1 + SOFTCAP_MUFU * capped
-        self.instructions = (
-            SOFTMAX_INSTRUCTIONS
-            + SOFTCAP_INSTRUCTIONS * capped
+        self.options = (
+            SOFTCAP_INSTRUCTIONS * capped
             + ALIBI_INSTRUCTIONS * (problem.bias == "alibi")
             + DENSE_INSTRUCTIONS * problem.dense
         )
+        self.instructions = SOFTMAX_INSTRUCTIONS + self.options
         self.kv_bytes = self.n * (self.d + self.dv) * self.e
         self.q_bytes = self.m * self.d * self.e
         self.rows_bytes = self.m * (self.d + self.dv) * self.e  # Q and dO
@@ -116,8 +116,10 @@ def _lazy_softmax(shape: _Shape, rates: Rates) -> Any:
 
 
 def _softmax_bwd(shape: _Shape, rates: Rates) -> Any:
-    exponentials = shape.scores / rates.mufu
-    return _beside(exponentials, BACKWARD_INSTRUCTIONS * shape.scores / rates.lanes)
+    """The derivative of a softcap costs nothing of note beside its tanh."""
+    exponentials = shape.mufu * shape.scores / rates.mufu
+    instructions = BACKWARD_INSTRUCTIONS + shape.options
+    return _beside(exponentials, instructions * shape.scores / rates.lanes)
 
 
 def _beside(a: Any, b: Any) -> Any:
@@ -192,19 +194,26 @@ def _bwd(shape: _Shape, rates: Rates, smem: Any) -> Step:
 
 def _v2_bwd(shape: _Shape, rates: Rates) -> Step:
     """Every warp reads Q and dO twice, all of them or, where two share keys, half; its keys of K
-    once per QUERY_STEP queries, of V once for each 16 keys besides; dQ's units of QUERY_STEP
+    once per step of queries, of V once for each 16 keys besides; dQ's units of QUERY_STEP
     queries by 32 columns read dS and K; dS is written. Where two warps share keys, both read P and
     dS from shared memory."""
     m, n, d, e, split = shape.m, shape.n, shape.d, shape.e, shape.tiles.sharing
-    keys = n * split // shape.tiles.warps
+    keys = shape.tiles.bwd_keys
     walked = 2 * shape.tiles.warps // split * shape.rows_bytes
-    own = m // QUERY_STEP * n * (d + keys // 16 * shape.dv) * e
+    own = m // shape.tiles.query_step * n * (d + keys // 16 * shape.dv) * e
     own = own + (4 + 1) * shape.scores * e * (split > 1)  # and P written
-    units = m // QUERY_STEP * n * d * e + shape.scores * e * np.maximum(d // 32, 1)
+    units = _unit_reads(shape)
     written = shape.scores * e + shape.rows_bytes
     busy = _busy(shape)
-    step = _bwd(shape, rates, walked + own + units + written)
+    reread = FP32_REREAD if shape.dtype == "fp32" else 1
+    step = _bwd(shape, rates, (walked + own + units) * reread + written)
     return replace(step, tensor=step.tensor / busy, softmax=step.softmax / busy)
+
+
+def _unit_reads(shape: _Shape) -> Any:
+    """K once for the rows of a unit of dQ, dS once for its 32 columns."""
+    rows = shape.m // np.minimum(shape.m, QUERY_STEP)
+    return (rows * shape.n * shape.d + shape.scores * np.maximum(shape.d // 32, 1)) * shape.e
 
 
 def _v1_bwd(shape: _Shape, rates: Rates) -> Step:
@@ -216,9 +225,7 @@ def _v1_bwd(shape: _Shape, rates: Rates) -> Step:
 def _main_of_two(shape: _Shape, rates: Rates) -> Step:
     """V2's step without dQ, and without dS in shared memory where P is in registers."""
     whole, split = _v2_bwd(shape, rates), shape.tiles.sharing
-    units = shape.m // QUERY_STEP * shape.n * shape.d * shape.e
-    units = units + shape.scores * shape.e * np.maximum(shape.d // 32, 1)
-    left_out = units + shape.scores * shape.e * (split == 1)
+    left_out = _unit_reads(shape) + shape.scores * shape.e * (split == 1)
     flops = 2 * shape.scores * (2 * shape.d + 2 * shape.dv)
     return replace(
         whole,
@@ -237,7 +244,7 @@ def query_step(problem: Problem, rates: Rates, tiles: Tiles) -> Step:
     m, n, d, dv, e, split = shape.m, shape.n, shape.d, shape.dv, shape.e, tiles.sharing
     walked = tiles.warps // split * m * (2 * d + dv) * e
     rows = n * split // tiles.warps
-    own = m // QUERY_STEP * n * (d + rows // 16 * dv) * e
+    own = m // tiles.query_step * n * (d + rows // 16 * dv) * e
     own = own + (1 + 2) * shape.scores * e * (split > 1)
     smem = walked + own + shape.rows_bytes
     busy = _busy(shape)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fasim.plan import WARP, Tile, matrix_granule
+from fasim.plan import QUERY_STEP, WARP, Tile, matrix_granule
 
 Ints = npt.NDArray[np.int64]
 Reals = npt.NDArray[np.float64]
@@ -85,6 +85,18 @@ class Tiles:
     def sharing(self) -> Ints:
         """Warps of a backward pass that share keys: two where P goes through shared memory."""
         return np.where(self.p_shared, 2, 1)
+
+    @property
+    def bwd_keys(self) -> Ints:
+        """Keys of a warp of a backward pass, which it may share with another."""
+        keys: Ints = self.block_kv * self.sharing // self.warps
+        return keys
+
+    @property
+    def query_step(self) -> Ints:
+        """Queries that a warp of a backward pass scores at once."""
+        step: Ints = np.minimum(QUERY_STEP, self.block_q // self.sharing)
+        return step
 
     def rows_apart(self, algo: str, dtype: str) -> Ints:
         """Rows that skip forward what none of them sees: a warp's of V2 in 16 bits, else a tile."""

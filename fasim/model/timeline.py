@@ -247,7 +247,8 @@ class _Flash:
         ragged end, but never less than the longest block alone."""
         resident = np.clip(ceil_div(blocks, self.speed.sms), 1, self.tiles.blocks_per_sm)
         mean = self._block(law, resident)
-        longest = self._block(law, np.ones_like(resident), self.seen.longest * self.shared)
+        most = self.seen.longest if self.pass_ == "fwd" else self.seen.widest
+        longest = self._block(law, np.ones_like(resident), most * self.shared)
         share = V3_MASKED_TAIL if self.algo == "v3" else MASKED_TAIL
         tail = np.where(blocks > self.speed.sms, share * resident * mean, 0.0)
         load = np.maximum(blocks / self.speed.sms, 1.0) * mean + tail

@@ -67,9 +67,24 @@ def issued(problem: Problem, algo: str, pass_: str, tiles: Tiles) -> Bytes:
         return _second_pass(problem, tiles)
     seen = visits(problem, tiles.block_q, tiles.block_kv)
     moved = _ISSUED[algo, pass_](problem, seen, tiles.block_q)
-    if pass_ != "fwd":
-        return moved
-    return Bytes.by_tensor({**moved.reads, **_option_reads(problem, algo, tiles)}, moved.writes)
+    reads = _option_reads if pass_ == "fwd" else _option_reads_bwd
+    return Bytes.by_tensor({**moved.reads, **reads(problem, algo, tiles)}, moved.writes)
+
+
+def _option_reads_bwd(problem: Problem, algo: str, tiles: Tiles) -> dict[str, Any]:
+    """The same backward. Every thread reads the slope of each tile of queries that it walks, and
+    its sequence's ends in each kernel that it is in; a dense bias is read where tiles meet."""
+    p, heads = problem, problem.batch * problem.heads
+    seen = visits(problem, tiles.block_q, tiles.block_kv)
+    reads: dict[str, Any] = {}
+    if p.bias == "alibi":
+        reads["slopes"] = 4 * heads * seen.steps * tiles.threads
+    if p.dense:
+        reads["bias"] = heads * seen.pairs * p.bias_bytes
+    if p.varlen:
+        blocks = 2 * heads * seen.q_tiles + p.batch * p.kv_heads * seen.kv_tiles
+        reads |= dict.fromkeys(("cu_seqlens_q", "cu_seqlens_k"), 8 * blocks * tiles.threads)
+    return reads
 
 
 def _option_reads(problem: Problem, algo: str, tiles: Tiles) -> dict[str, Any]:
@@ -398,7 +413,8 @@ def _least(problem: Problem, pass_: str, asked: Bytes) -> Bytes:
     """Every input read once, every result written once; backward also its fp32 dQ. No element of a
     dense bias is asked for twice."""
     t = Tensors.of(problem)
+    bias = asked.reads.get("bias", 0)
     if pass_ == "fwd":
-        return Bytes(t.q + t.kv + asked.reads.get("bias", 0), t.o + t.lse)
+        return Bytes(t.q + t.kv + bias, t.o + t.lse)
     dq = problem.batch * problem.heads * problem.seq * problem.head_dim * 4
-    return Bytes(t.q + t.kv + 2 * t.o + t.lse + dq, t.q + t.kv + dq)
+    return Bytes(t.q + t.kv + 2 * t.o + t.lse + dq + bias, t.q + t.kv + dq)

@@ -22,8 +22,8 @@ class Visits:
 
     ``steps``: (q tile, K/V tile) pairs visited; ``rows``: query rows of those pairs, tails clipped;
     ``keys``: keys of those pairs, clipped to the sequence; ``pairs``: rows times keys, summed over
-    them; ``longest``: most steps of one q tile (a
-    bound by one when windowed); ``blind``, ``blind_rows``: q tiles that see no key, and their rows.
+    them; ``longest``: most steps of one q tile, ``widest``: of one K/V tile (bounds by one when
+    windowed); ``blind``, ``blind_rows``: q tiles that see no key, and their rows.
     """
 
     q_tiles: Ints
@@ -33,6 +33,7 @@ class Visits:
     keys: Ints
     pairs: Ints
     longest: Ints
+    widest: Ints
     blind: Ints
     blind_rows: Ints
 
@@ -151,7 +152,8 @@ class _Walk:
             rows=steps * self.block_q - missing * last_steps,
             keys=keys,
             pairs=keys * self.block_q - missing * last_keys,
-            longest=self._longest(),
+            longest=self._most(self.kv_tiles, self.block_q, self.block_kv),
+            widest=self._most(self.q_tiles, self.block_kv, self.block_q),
             blind=unseeing,
             blind_rows=unseeing * self.block_q - missing * last_blind,
         )
@@ -206,8 +208,8 @@ class _Walk:
         last_late = (self.alive < self.q_tiles).astype(np.int64)
         return dark + (self.q_tiles - self.alive) + last_dark, last_late + last_dark
 
-    def _longest(self) -> Ints:
+    def _most(self, tiles: Ints, own: Ints, other: Ints) -> Ints:
+        """Of ``tiles`` of ``other`` rows the most that one of ``own`` rows meets."""
         if not self.window:
-            return self.kv_tiles
-        touched = ceil_div(self.block_q + self.window, self.block_kv) + 1
-        return np.asarray(np.minimum(self.kv_tiles, touched))
+            return tiles
+        return np.asarray(np.minimum(tiles, ceil_div(own + self.window, other) + 1))

@@ -36,4 +36,5 @@ __device__ __forceinline__ void copy_tile(Element* tile, const Element* source, 
     }
     source += kRowStep * stride;
   }
+  if constexpr (kColSteps * kColStep != kCols) __syncwarp();  // for lanes that had less to copy
 }

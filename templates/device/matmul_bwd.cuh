@@ -8,7 +8,7 @@ using Weights = u32[kStepQ / 16][kRowTiles][4];  // rounded, left operands of 16
 
 // The warp's columns of dK or dV.
 template <int kCols>
-using Accumulator = float[kRowTiles][kCols / kSplit / 8][4];
+using Accumulator = float[kRowTiles][2 * warp_blocks(kCols)][4];
 
 template <int kRows, int kTiles>
 __device__ __forceinline__ void zero(float (&fragment)[kRows][kTiles][4]) {
@@ -19,18 +19,9 @@ __device__ __forceinline__ void zero(float (&fragment)[kRows][kTiles][4]) {
   }
 }
 
-//% if fewer_loads
-// s = K Q^T, or V dO^T: the warp's keys against kQueries rows of queries. Beside 32 keys' half of dK
-// and dV the loads of all steps at once would not fit the registers; beside the whole of them, and
-// what else this kernel keeps, those of two steps do.
-constexpr int kDepthUnroll = kSplit > 1 ? 4 : kRowTiles > 1 ? 2 : 8;
-
-//% else
-// s = K Q^T, or V dO^T: the warp's keys against kQueries rows of queries. Beside 32 keys' half of dK
-// and dV the loads of all steps at once would not fit the registers.
-constexpr int kDepthUnroll = kSplit > 1 ? 4 : 8;
-
-//% endif
+// s = K Q^T, or V dO^T: the warp's keys against kQueries rows of queries. Beside 32 keys' dK and dV,
+// or half of them, the loads of all steps at once would not fit the registers.
+constexpr int kDepthUnroll = kRowTiles == 1 ? 8 : 2 * kSplit;
 
 template <int kCols, int kQueries>
 __device__ __forceinline__ void scores(Scores<kQueries>& s, const Element* keys,
@@ -80,13 +71,14 @@ template <int kCols>
 __device__ __forceinline__ void accumulate(Accumulator<kCols>& sum, const u32 (&p)[kRowTiles][4],
                                            u32 rows) {
 #pragma unroll
-  for (int n = 0; n < kCols / kSplit; n += 16) {
+  for (int n = 0; n < warp_blocks(kCols); ++n) {
+    if (kCols / 16 % kSplit && warp_column(2 * n) >= kCols) break;
     u32 b[4];
-    ptx::ldmatrix_x4_trans(b, along_row<kCols>(rows, n / 8));
+    ptx::ldmatrix_x4_trans(b, along_row<kCols>(rows, 2 * kSplit * n));
 #pragma unroll
     for (int i = 0; i < kRowTiles; ++i) {
-      ptx::mma_m16n8k16_$(ptx_type(kernel.dtype))(sum[i][n / 8], p[i], b[0], b[1]);
-      ptx::mma_m16n8k16_$(ptx_type(kernel.dtype))(sum[i][n / 8 + 1], p[i], b[2], b[3]);
+      ptx::mma_m16n8k16_$(ptx_type(kernel.dtype))(sum[i][2 * n], p[i], b[0], b[1]);
+      ptx::mma_m16n8k16_$(ptx_type(kernel.dtype))(sum[i][2 * n + 1], p[i], b[2], b[3]);
     }
   }
 }
@@ -95,7 +87,7 @@ __device__ __forceinline__ void accumulate(Accumulator<kCols>& sum, const u32 (&
 template <int kCols>
 __device__ __forceinline__ u32 columns_of(const Element* queries) {
   const int lane = threadIdx.x % 32;
-  const int chunk = warp_part() * (kCols / kSplit / 8) + lane / 16;
+  const int chunk = warp_column(0) / 8 + lane / 16;
   return ptx::smem_address(chunk_at<kCols>(queries, lane % 16, chunk));
 }
 
@@ -110,6 +102,7 @@ __device__ __forceinline__ void accumulate_step(Accumulator<kCols>& sum, const W
     accumulate<kCols>(sum, p[i], rows + 16 * i * kCols * int(sizeof(Element)));
   }
 }
+
 //% else
 // sum += P^T dO, or dS^T Q, over a tile of queries: weights as all warps left them, keys by queries.
 template <int kCols>
@@ -130,4 +123,17 @@ __device__ __forceinline__ void accumulate_tile(Accumulator<kCols>& sum, const E
     accumulate<kCols>(sum, p, rows + query * kCols * int(sizeof(Element)));
   }
 }
+
 //% endif
+// Weights for the other warps: rows are keys, columns the queries of a tile, from `query` on these.
+__device__ __forceinline__ void share_weights(Element* tile, const Weights& weights, int query) {
+  const int lane = threadIdx.x % 32;
+  const int key = warp_keys() + lane / 4;
+#pragma unroll
+  for (int i = 0; i < kRowTiles * kStepQ / 4; ++i) {
+    const int row_tile = i / (kStepQ / 4), step = i / 4 % (kStepQ / 16), part = i % 4;
+    const int row = key + 16 * row_tile + part % 2 * 8;
+    Element* chunk = chunk_at<kBlockQ>(tile, row, query / 8 + 2 * step + part / 2);
+    *reinterpret_cast<u32*>(chunk + lane % 4 * 2) = weights[step][row_tile][part];
+  }
+}

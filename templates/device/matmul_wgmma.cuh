@@ -18,7 +18,7 @@ __device__ __forceinline__ u64 descriptor_of(const SlabTile<kRows, kTileSlabs>& 
 
 template <int kTiles>
 __device__ __forceinline__ float (&flat(float (&x)[1][kTiles][4]))[4 * kTiles] {
-  return reinterpret_cast<float(&)[4 * kTiles]>(x);
+  return reinterpret_cast<float (&)[4 * kTiles]>(x);
 }
 
 // Starts s = Q K^T: both lie with the head dimension contiguous, 16 columns are 32 bytes of a row.
@@ -27,8 +27,9 @@ __device__ __forceinline__ void start_scores(Scores& s, u64 q, u64 k) {
 #pragma unroll
   for (int step = 0; step < kD / 16; ++step) {
     const u32 column = step % 4 * 32, slab = step / 4;
-    ptx::wgmma_m64k16_$(ptx_type(kernel.dtype))(flat(s), further(q, slab * 64 * 128 + column),
-                            further(k, slab * kBlockKV * 128 + column), step > 0);
+    const u64 left = further(q, slab * 64 * 128 + column);
+    const u64 right = further(k, slab * kBlockKV * 128 + column);
+    ptx::wgmma_m64k16_$(ptx_type(kernel.dtype))(flat(s), left, right, step > 0);
   }
   ptx::wgmma_commit_group();
 }

@@ -1,43 +1,19 @@
 // ---- dQ -----------------------------------------------------------------------------------------
-// A tile of dQ is cut into units of 32 queries by kUnitCols columns, dealt out to the warps. In HBM
-// it lies as the lanes hold it, unit by unit, so that a warp's additions are contiguous; only
+// A tile of dQ is cut into units of kUnitRows queries by kUnitCols columns, dealt out to the warps.
+// In HBM it lies as the lanes hold it, unit by unit, so that a warp's additions are contiguous; only
 // `finish` puts it in order.
-constexpr int kUnitCols = kD % 32 == 0 && kBlockQ * kD >= 1024 * kWarps ? 32 : 16;
-constexpr int kUnits = kBlockQ / 32 * (kD / kUnitCols);
-constexpr int kUnitElements = 32 * kUnitCols;
-using QueryGradient = float[2][kUnitCols / 8][4];
+constexpr int kUnitRows = kBlockQ % 32 == 0 ? 32 : 16;
+constexpr int kUnitCols = kD % 32 == 0 && kBlockQ * kD >= 32 * kUnitRows * kWarps ? 32 : 16;
+constexpr int kUnits = kBlockQ / kUnitRows * (kD / kUnitCols);
+constexpr int kUnitElements = kUnitRows * kUnitCols;
+constexpr int kFragments = kUnitElements / 128;  // of a lane, four elements each
+using QueryGradient = float[kUnitRows / 16][kUnitCols / 8][4];
 
-__device__ __forceinline__ int unit_query(int unit) { return unit / (kD / kUnitCols) * 32; }
+__device__ __forceinline__ int unit_query(int unit) { return unit / (kD / kUnitCols) * kUnitRows; }
 __device__ __forceinline__ int unit_column(int unit) { return unit % (kD / kUnitCols) * kUnitCols; }
 
-// dq = dS K for one unit: dS^T as the warps left it, all keys of the block.
-__device__ __forceinline__ void query_gradient(QueryGradient& dq, const Element* ds_tile,
-                                               const Element* k_tile, int unit) {
-  constexpr int kRowBytes = kBlockQ * int(sizeof(Element));
-  constexpr int kKeyBytes = kD * int(sizeof(Element));
-  const int lane = threadIdx.x % 32;
-  const int query = unit_query(unit) / 8 + lane / 8 % 2;
-  const int column = unit_column(unit) / 8 + lane / 16;
-  const int a_key = lane / 16 * 8 + lane % 8;
-  const u32 a_first = ptx::smem_address(chunk_at<kBlockQ>(ds_tile, a_key, query));
-  const u32 b_first = ptx::smem_address(chunk_at<kD>(k_tile, lane % 16, column));
-  zero(dq);
-#pragma unroll 4
-  for (int key = 0; key < kBlockKV; key += 16) {
-    u32 a[2][4];
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      ptx::ldmatrix_x4_trans(a[i], (a_first ^ 32 * i) + key * kRowBytes);
-    }
-#pragma unroll
-    for (int n = 0; n < kUnitCols; n += 16) {
-      u32 b[4];
-      ptx::ldmatrix_x4_trans(b, (b_first ^ 2 * n) + key * kKeyBytes);
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        ptx::mma_m16n8k16_$(ptx_type(kernel.dtype))(dq[i][n / 8], a[i], b[0], b[1]);
-        ptx::mma_m16n8k16_$(ptx_type(kernel.dtype))(dq[i][n / 8 + 1], a[i], b[2], b[3]);
-      }
-    }
-  }
-}
+//% if kernel.dtype == "fp32"
+//% include "device/query_gradient_fma.cuh"
+//% else
+//% include "device/query_gradient_mma.cuh"
+//% endif

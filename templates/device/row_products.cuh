@@ -1,10 +1,13 @@
 // ---- Before and after ---------------------------------------------------------------------------
-//% if kernel.dtype == "fp16"
+//% if kernel.dtype == "fp32"
+__device__ __forceinline__ float to_float(Element x) { return x; }
+
+//% elif kernel.dtype == "fp16"
 __device__ __forceinline__ float to_float(Element x) { return ptx::cvt_f32_f16(x); }
 //% else
 __device__ __forceinline__ float to_float(Element x) { return __uint_as_float(u32(x) << 16); }
-//% endif
 
+//% endif
 // kRowThreads lanes share a row, kRowElements each at a time.
 constexpr int kRowElements = copy_bytes(kHeadDimV) / int(sizeof(Element));
 constexpr int kRowThreads = min_power_of_two(kHeadDimV / kRowElements, 32);
@@ -29,6 +32,13 @@ __device__ __forceinline__ float row_product(const Element* x, const Element* y,
 }
 
 // A pair of dQ, as far as the row reaches.
+//% if kernel.dtype == "fp32"
+__device__ __forceinline__ void store_two(Element* row, int column, float x, float y) {
+  if (column < kHeadDim) row[column] = x;
+  if (column + 1 < kHeadDim) row[column + 1] = y;
+}
+
+//% else
 __device__ __forceinline__ void store_two(Element* row, int column, float x, float y) {
   const u32 pair = ptx::cvt_$(ptx_type(kernel.dtype))x2(x, y);
   if constexpr (kHeadDim % 2 == 0) {
@@ -38,3 +48,4 @@ __device__ __forceinline__ void store_two(Element* row, int column, float x, flo
     if (column + 1 < kHeadDim) row[column + 1] = Element(pair >> 16);
   }
 }
+//% endif

@@ -1,7 +1,21 @@
 // ---- P and dS -----------------------------------------------------------------------------------
 
-// From s = K Q^T: P = exp(scale s - L), already normalised, as L is the logarithm of the row's sum.
-__device__ __forceinline__ void weights(Scores<kStepQ>& s, const float* lse, float scale_log2) {
+// From s = K Q^T: P = exp(factor s - L), already normalised, as L is the logarithm of the row's sum.
+//% if kernel.bias_dtype
+// A pair that the bias hides gets -0, which no exponential gives: whatever L is, it is told apart.
+__device__ __forceinline__ bool hidden(float p) { return __float_as_uint(p) == 1u << 31; }
+
+__device__ __forceinline__ float exponential(float score, float factor, float shift) {
+  return score == -kInfinity ? -0.f : ptx::ex2(fmaf(score, factor, shift));
+}
+
+//% else
+__device__ __forceinline__ float exponential(float score, float factor, float shift) {
+  return ptx::ex2(fmaf(score, factor, shift));
+}
+
+//% endif
+__device__ __forceinline__ void weights(Scores<kStepQ>& s, const float* lse, float factor) {
 #pragma unroll
   for (int n = 0; n < kStepQ / 8; ++n) {
     const float2 l = *reinterpret_cast<const float2*>(lse + 8 * n + threadIdx.x % 4 * 2);
@@ -9,7 +23,7 @@ __device__ __forceinline__ void weights(Scores<kStepQ>& s, const float* lse, flo
 #pragma unroll
     for (int i = 0; i < 4 * kRowTiles; ++i) {
       float& x = s[i / 4][n][i % 4];
-      x = ptx::ex2(fmaf(x, scale_log2, shift[i % 2]));
+      x = exponential(x, factor, shift[i % 2]);
     }
   }
 }
@@ -23,45 +37,68 @@ __device__ __forceinline__ void score_gradient(Scores<kPartQ>& dp, const Scores<
 #pragma unroll
     for (int i = 0; i < 4 * kRowTiles; ++i) {
       float& x = dp[i / 4][n][i % 4];
-      x = p[i / 4][first / 8 + n][i % 4] * (x - (i % 2 ? d.y : d.x));
+      const float weight = p[i / 4][first / 8 + n][i % 4];
+      x = $("hidden(weight) ? 0.f : " if kernel.bias_dtype)weight * (x - (i % 2 ? d.y : d.x));
     }
   }
 }
 
-// The first query that sees a key. Causal is aligned bottom-right: query i sees the keys up to
-// i + seq_kv - seq_q.
-__device__ __forceinline__ int first_query_of(int key, int seq_q, int seq_kv) {
-  return kCausal ? key + seq_q - seq_kv : 0;
+// ---- Mask ---------------------------------------------------------------------------------------
+// Keys and queries are aligned at their ends: the last query with the last key.
+struct Span {
+  int seq_q, seq_kv;
+//% if kernel.mask == "window"
+  int window_left, window_right;  // keys that a query sees beside the aligned one
+//% endif
+};
+
+// The first query that sees a key.
+__device__ __forceinline__ int first_query_of(int key, const Span& span) {
+//% if kernel.mask == "window"
+  return key + span.seq_q - span.seq_kv - span.window_right;
+//% else
+  return kCausal ? key + span.seq_q - span.seq_kv : 0;
+//% endif
+}
+
+// The one after the last that does.
+//% if kernel.mask == "window"
+__device__ __forceinline__ int end_query_of(int key, const Span& span) {
+  return min(span.seq_q, key + span.seq_q - span.seq_kv + span.window_left + 1);
+}
+
+//% else
+__device__ __forceinline__ int end_query_of(int key, const Span& span) { return span.seq_q; }
+
+//% endif
+// Whether the mask hides any of the warp's keys from `key` on from a query of the tile at `query`.
+__device__ __forceinline__ bool crosses_mask(int key, int query, const Span& span) {
+  const int last = key + kWarpKeys - 1;
+//% if kernel.mask == "window"
+  if (query + kBlockQ > end_query_of(key, span)) return true;
+//% endif
+  return last >= span.seq_kv || query < first_query_of(last, span);
 }
 
 // Zeroes P or dS of hidden pairs: of the warp's keys from `key` on and the queries from `query` on.
 // Done last, so that no NaN of a hidden pair remains. Queries past the end need none: their Q, dO, L
-// and D are zeros, which make P = 1 and dS = 0, and they add nothing.
+// and D are zeros, which make dS = 0 and a finite P, and they add nothing.
 template <int kQueries>
 __device__ __forceinline__ void mask_weights(Scores<kQueries>& weights, int key, int query,
-                                             int seq_q, int seq_kv) {
+                                             const Span& span) {
   const int lane = threadIdx.x % 32;
   const int column = query + lane % 4 * 2;
 #pragma unroll
   for (int i = 0; i < 2 * kRowTiles; ++i) {
     const int row = key + 8 * i + lane / 4;
-    const int first = row < seq_kv ? first_query_of(row, seq_q, seq_kv) - column : kQueries;
+    const int first = row < span.seq_kv ? first_query_of(row, span) - column : kQueries;
+//% if kernel.mask == "window"
+    const int end = end_query_of(row, span) - column;
+//% endif
 #pragma unroll
     for (int n = 0; n < kQueries / 4; ++n) {
-      if (n / 2 * 8 + n % 2 < first) weights[i / 2][n / 2][i % 2 * 2 + n % 2] = 0.f;
+      const int place = n / 2 * 8 + n % 2;
+      if (place < first$(" || place >= end" if kernel.mask == "window")) weights[i / 2][n / 2][i % 2 * 2 + n % 2] = 0.f;
     }
-  }
-}
-
-// Weights for the other warps: rows are keys, columns the queries of a tile, from `query` on these.
-__device__ __forceinline__ void share_weights(Element* tile, const Weights& weights, int query) {
-  const int lane = threadIdx.x % 32;
-  const int key = warp_keys() + lane / 4;
-#pragma unroll
-  for (int i = 0; i < kRowTiles * kStepQ / 4; ++i) {
-    const int row_tile = i / (kStepQ / 4), step = i / 4 % (kStepQ / 16), part = i % 4;
-    const int row = key + 16 * row_tile + part % 2 * 8;
-    Element* chunk = chunk_at<kBlockQ>(tile, row, query / 8 + 2 * step + part / 2);
-    *reinterpret_cast<u32*>(chunk + lane % 4 * 2) = weights[step][row_tile][part];
   }
 }

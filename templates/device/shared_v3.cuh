@@ -9,7 +9,7 @@ struct Work {  // a tile of queries, of one head; first_query < 0: there is no m
   int first_query, head, batch;
 };
 
-constexpr int kWorks = 4;  // works that someone may still ask about: the loader is at most two ahead
+constexpr int kWorks = 4;  // that someone may still ask about: the loader is at most two ahead
 
 struct Shared {
   SlabTile<64, kSlabs> q[kQStages][kConsumers];

@@ -105,8 +105,9 @@ __device__ __forceinline__ void lower(Scores& s, Accumulator& o, RowState& row, 
     const float highest = quad_max(max[half]);
     max[half] = moves[half] ? highest : row.max[half];
   }
+  // s moves on by one place a step, so that the loop need not be unrolled.
 #pragma unroll 1
-  for (int n = 0; n < kBlockKV / 8; ++n) {  // s moves on by one place a step, so that the loop is short
+  for (int n = 0; n < kBlockKV / 8; ++n) {
     rescored(few, 8 * n);
 #pragma unroll
     for (int i = 0; i < 4; ++i) {

@@ -24,7 +24,7 @@ __device__ __forceinline__ void update_query_gradient(float* dq_tile, Element* d
     QueryGradient gradient;
     query_gradient(gradient, ds_tile, k_tile, unit);
 #pragma unroll
-    for (int i = 0; i < kUnitCols / 4; ++i) {
+    for (int i = 0; i < kFragments; ++i) {
       float (&x)[4] = gradient[i / (kUnitCols / 8)][i % (kUnitCols / 8)];
       float4* place = reinterpret_cast<float4*>(dq_tile + unit * kUnitElements + unit_place(i));
       if (!first) {

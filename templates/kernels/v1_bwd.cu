@@ -19,7 +19,6 @@
 //
 // P takes the place of S, and dS that of dP.
 
-//% set fewer_loads = true
 //% include "device/types.cuh"
 
 // ---- Constants ----------------------------------------------------------------------------------
@@ -109,6 +108,7 @@ $(parameters(kernel))) {
   q += batch * q_strides.batch;
   dO += batch * do_strides.batch;
 
+  const Span span = {seq_q, seq_kv};
   const int group = heads / kv_heads;
   const int q_blocks = (seq_q + kBlockQ - 1) / kBlockQ;
   const int kv_tiles = (seq_kv + kBlockKV - 1) / kBlockKV;
@@ -123,10 +123,9 @@ $(parameters(kernel))) {
     zero(dk_acc);
     zero(dv_acc);
     const int warp_key = first_key + warp_keys();
-    const int last_key = warp_key + kWarpKeys - 1;
 
     // The tiles of queries that see any of these keys, head after head of those that share them.
-    const int first_tile = max(0, first_query_of(first_key, seq_q, seq_kv)) / kBlockQ;
+    const int first_tile = max(0, first_query_of(first_key, span)) / kBlockQ;
     const int q_tiles = q_blocks - first_tile;
     for (int t = 0; t < group * q_tiles; ++t) {
       const int head = kv_head * group + t / q_tiles;
@@ -144,20 +143,20 @@ $(parameters(kernel))) {
       }
       __syncthreads();  // they are there, and dS of the previous queries is done with
 
-      const bool masked = last_key >= seq_kv || query < first_query_of(last_key, seq_q, seq_kv);
+      const bool masked = crosses_mask(warp_key, query, span);
 #pragma unroll 1
       for (int step = 0; step < kBlockQ; step += kStepQ) {
         Scores<kStepQ> s;
         Weights p, ds;
         scores<kD, kStepQ>(s, k_tile, q_tile + step * kD);
         weights(s, lse_rows + step, scale_log2);
-        if (masked) mask_weights<kStepQ>(s, warp_key, query + step, seq_q, seq_kv);
+        if (masked) mask_weights<kStepQ>(s, warp_key, query + step, span);
 #pragma unroll
         for (int part = 0; part < kStepQ; part += kPartQ) {
           Scores<kPartQ> dp;
           scores<kDV, kPartQ>(dp, v_tile, do_tile + (step + part) * kDV);
           score_gradient(dp, s, delta_rows + step + part, part);
-          if (masked) mask_weights<kPartQ>(dp, warp_key, query + step + part, seq_q, seq_kv);
+          if (masked) mask_weights<kPartQ>(dp, warp_key, query + step + part, span);
           round_weights<kPartQ>(ds, dp, part);
         }
         round_weights<kStepQ>(p, s, 0);
@@ -174,8 +173,8 @@ $(parameters(kernel))) {
     }
     __syncthreads();  // the tiles of K and V are free for dK and dV
     const i64 kv_row = first_kv_row + first_key;
-    store_rows<kD, kHeadDim>(k_tile, dk_acc, scale, dk + kv_row * kHeadDim, keys);
-    store_rows<kDV, kHeadDimV>(v_tile, dv_acc, 1.f, dv + kv_row * kHeadDimV, keys);
+    store_rows<kD, kHeadDim>(k_tile, dk_acc, scale, dk + kv_row * kHeadDim, kHeadDim, keys);
+    store_rows<kDV, kHeadDimV>(v_tile, dv_acc, 1.f, dv + kv_row * kHeadDimV, kHeadDimV, keys);
   }
 }
 

@@ -66,6 +66,8 @@ static_assert((kQElements + kBlockKV * (kD + kDV)) * sizeof(Element) == kSmemByt
 
 //% if hooked(kernel)
 //% include "device/score.cuh"
+
+//% include "device/score_rows.cuh"
 //% endif
 
 //% include "device/mask.cuh"

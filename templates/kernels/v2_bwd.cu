@@ -4,7 +4,6 @@
 //% set ordered = kernel.dq == "ordered"
 //% set shares_ds = not second_pass or tile.p_in == "shared"
 //% set block = "block" if ordered else "blockIdx.x"
-//% set fewer_loads = ordered
 // Three kernels, launched one after the other with the same arguments:
 //% if second_pass
 //   prepare  D = rowsum(dO * O), one fp32 a row
@@ -62,11 +61,16 @@ static_assert(kSharedElements * sizeof(Element) + 2 * kSlots * kBlockQ * sizeof(
 //% include "ptx/smem_address.cuh"
 //% include "ptx/cp_async.cuh"
 //% include "ptx/ex2.cuh"
+//% if kernel.dtype != "fp32"
 //% include "ptx/ldmatrix_x4.cuh"
 //% include "ptx/mma_m16n8k16_" ~ ptx_type(kernel.dtype) ~ ".cuh"
 //% include "ptx/cvt_" ~ ptx_type(kernel.dtype) ~ "x2.cuh"
-//% if kernel.dtype == "fp16"
+//% endif
+//% if "fp16" in (kernel.dtype, kernel.bias_dtype)
 //% include "ptx/cvt_f32_f16.cuh"
+//% endif
+//% if kernel.softcap
+//% include "ptx/rcp.cuh"
 //% endif
 //% if second_pass
 //# dQ leaves by plain stores
@@ -89,9 +93,23 @@ static_assert(kSharedElements * sizeof(Element) + 2 * kSlots * kBlockQ * sizeof(
 
 //% include "device/copy.cuh"
 
+//% if kernel.dtype == "fp32"
+//% include "device/matmul_bwd_fma.cuh"
+//% else
 //% include "device/matmul_bwd.cuh"
+//% endif
+
+//% if kernel.varlen
+//% include "device/varlen.cuh"
+//% endif
 
 //% include "device/score_gradient.cuh"
+
+//% if hooked(kernel)
+//% include "device/score.cuh"
+
+//% include "device/score_columns.cuh"
+//% endif
 
 //% if second_pass
 //% include "device/last_key.cuh"
@@ -117,21 +135,29 @@ extern "C" __global__ void
 $(kernel.stem)_prepare(
 $(parameters(kernel))) {
   // clang-format on
-  const int q_blocks = (seq_q + kBlockQ - 1) / kBlockQ;
-  const i64 head_of_all = blockIdx.x / q_blocks;
+  const int q_blocks = ($(longest_q(kernel)) + kBlockQ - 1) / kBlockQ;
   const int first = blockIdx.x % q_blocks * kBlockQ;
-  const i64 batch = head_of_all / heads, head = head_of_all % heads;
+  const i64 batch = blockIdx.x / q_blocks / heads, head = blockIdx.x / q_blocks % heads;
+//% if kernel.varlen
+  const Sequence sequence = sequence_at(cu_seqlens_q, cu_seqlens_k, batch);
+  const int seq_q = sequence.seq_q;
+  if (first >= seq_q) return;  // the grid is for the longest
+  o += sequence.q * o_strides.seq;
+  dO += sequence.q * do_strides.seq;
+//% endif
   o += batch * o_strides.batch + head * o_strides.head;
   dO += batch * do_strides.batch + head * do_strides.head;
+  delta += $(head_rows(kernel));
   for (int row = threadIdx.x / kRowThreads; row < kBlockQ; row += kThreads / kRowThreads) {
     const i64 query = first + row;
     const bool valid = query < seq_q;
     const float product =
         row_product(o + query * o_strides.seq, dO + query * do_strides.seq, valid);
-    if (valid && threadIdx.x % kRowThreads == 0) delta[head_of_all * seq_q + query] = product;
+    if (valid && threadIdx.x % kRowThreads == 0) delta[query] = product;
   }
 //% if not second_pass
-  float4* dq_tile = reinterpret_cast<float4*>(dq_acc + i64(blockIdx.x) * kBlockQ * kD);
+  const i64 tile = $(dq_tile(kernel, "first / kBlockQ"));
+  float4* dq_tile = reinterpret_cast<float4*>(dq_acc + tile * (kBlockQ * kD));
   for (int i = threadIdx.x; i < kBlockQ * kD / 4; i += kThreads) {
     dq_tile[i] = make_float4(0.f, 0.f, 0.f, 0.f);
   }
@@ -155,7 +181,7 @@ $(parameters(kernel))) {
   float* statistics = reinterpret_cast<float*>(weight_tiles + kWeightTiles * kWeightElements);
 
   // This block's keys. Under a causal mask the first ones are seen by the most queries.
-  const int kv_tiles = (seq_kv + kBlockKV - 1) / kBlockKV;
+  const int kv_tiles = ($(longest_k(kernel)) + kBlockKV - 1) / kBlockKV;
 //% if ordered
   // Its place in the order of turns; without queries there are none.
   const int number = seq_q > 0 ? take_number(turns, smem_raw) : blockIdx.x;
@@ -164,6 +190,15 @@ $(parameters(kernel))) {
   const int first_key = $(block) % kv_tiles * kBlockKV;
   const int kv_head = $(block) / kv_tiles % kv_heads;
   const i64 batch = $(block) / kv_tiles / kv_heads;
+//% if kernel.varlen
+  const Sequence sequence = sequence_at(cu_seqlens_q, cu_seqlens_k, batch);
+  const int seq_q = sequence.seq_q, seq_kv = sequence.seq_kv;
+  if (first_key >= seq_kv) return;  // the grid is for the longest
+  q += sequence.q * q_strides.seq;
+  k += sequence.k * k_strides.seq;
+  v += sequence.k * v_strides.seq;
+  dO += sequence.q * do_strides.seq;
+//% endif
   const int keys = min(kBlockKV, seq_kv - first_key);
   k += batch * k_strides.batch + kv_head * k_strides.head + first_key * k_strides.seq;
   v += batch * v_strides.batch + kv_head * v_strides.head + first_key * v_strides.seq;
@@ -172,9 +207,13 @@ $(parameters(kernel))) {
 
   // The tiles of queries that see any of them, head after head of those that share the keys.
   const int group = heads / kv_heads;
+  const Span span = {$(span_terms(kernel))};
+//% if not kernel.varlen
   const int q_blocks = (seq_q + kBlockQ - 1) / kBlockQ;
-  const int first_tile = max(0, first_query_of(first_key, seq_q, seq_kv)) / kBlockQ;
-  const int q_tiles = q_blocks - first_tile;
+//% endif
+  const int first_tile = max(0, first_query_of(first_key, span)) / kBlockQ;
+  const int end_query = end_query_of(first_key + keys - 1, span);
+  const int q_tiles = max(0, (end_query + kBlockQ - 1) / kBlockQ - first_tile);
   const int steps = group * q_tiles;
   const auto head_at = [&](int t) { return kv_head * group + t / q_tiles; };
 //% if ordered
@@ -199,9 +238,9 @@ $(parameters(kernel))) {
       const int head = head_at(t);
       const i64 query = query_at(t);
       const int rows = seq_q - int(query);
+      const i64 row = $(head_rows(kernel)) + query;
       const Element* q_source = q + head * q_strides.head + query * q_strides.seq;
       const Element* do_source = dO + head * do_strides.head + query * do_strides.seq;
-      const i64 row = (batch * heads + head) * seq_q + query;
       copy_tile<kBlockQ, kD, kHeadDim>(q_slot(t), q_source, q_strides.seq, rows);
       copy_tile<kBlockQ, kDV, kHeadDimV>(do_slot(t), do_source, do_strides.seq, rows);
       for (int i = threadIdx.x; i < kBlockQ; i += kThreads) {
@@ -213,8 +252,9 @@ $(parameters(kernel))) {
   };
 //% if not second_pass
   const auto add_dq = [&](int t) {
-    const i64 block = (batch * heads + head_at(t)) * q_blocks + query_at(t) / kBlockQ;
-    add_query_gradient(dq_acc + block * (kBlockQ * kD), ds_tile(t), k_tile);
+    const int head = head_at(t);
+    const i64 tile = $(dq_tile(kernel, "query_at(t) / kBlockQ"));
+    add_query_gradient(dq_acc + tile * (kBlockQ * kD), ds_tile(t), k_tile);
   };
 
 //% endif
@@ -254,7 +294,6 @@ $(parameters(kernel))) {
 //% endif
   };
 //% endif
-  const int last_key = warp_key + kWarpKeys - 1;
   for (int t = 0; t < steps; ++t) {
 //% if shares_ds
     // Tile t has arrived, and every warp has made S of tile t - 1 and left its $("dS" if tile.p_in == "registers" else "P and dS").
@@ -275,23 +314,41 @@ $(parameters(kernel))) {
     finish_tile(t - 1);
 //% endif
     const int query = query_at(t);
-    const bool masked = last_key >= seq_kv || query < first_query_of(last_key, seq_q, seq_kv);
+    const bool masked = crosses_mask(warp_key, query, span);
+//% if kernel.bias != "none"
+    const int head = head_at(t);
+//% endif
+//% if kernel.bias_dtype
+    const Bias* head_bias = bias + batch * bias_strides.batch + head * bias_strides.head;
+//% endif
+//% if hooked(kernel)
+    const ScoreTerms terms = {$(score_terms(kernel))};
+//% endif
 #pragma unroll 1
     for (int step = warp_part() * kStepQ; step < kBlockQ; step += kStepQ * kSplit) {
-      Scores<kStepQ> s;
+      Scores<kStepQ> s$(", derivative" if kernel.softcap);
       Weights p, ds;
       scores<kD, kStepQ>(s, k_tile, q_slot(t) + step * kD);
-      weights(s, lse_slot(t) + step, scale_log2);
-      if (masked) mask_weights<kStepQ>(s, warp_key, query + step, seq_q, seq_kv);
+//% if hooked(kernel)
+      finish_scores($(score_columns_call(kernel)));
+//% endif
+      weights(s, lse_slot(t) + step, $(softmax_factor(kernel)));
+      if (masked) mask_weights<kStepQ>(s, warp_key, query + step, span);
+//% if kernel.softcap
+      round_weights<kStepQ>(p, s, 0);
+      damp(s, derivative);
+//% endif
 #pragma unroll
       for (int part = 0; part < kStepQ; part += kPartQ) {
         Scores<kPartQ> dp;
         scores<kDV, kPartQ>(dp, v_tile, do_slot(t) + (step + part) * kDV);
         score_gradient(dp, s, delta_slot(t) + step + part, part);
-        if (masked) mask_weights<kPartQ>(dp, warp_key, query + step + part, seq_q, seq_kv);
+        if (masked) mask_weights<kPartQ>(dp, warp_key, query + step + part, span);
         round_weights<kPartQ>(ds, dp, part);
       }
+//% if not kernel.softcap
       round_weights<kStepQ>(p, s, 0);
+//% endif
 //% if shares_ds
       share_weights(ds_tile(t), ds, step);
 //% endif
@@ -321,9 +378,15 @@ $(parameters(kernel))) {
 //% if ordered
   finish_turn(steps - 1);
 //% endif
+//% if kernel.varlen
+  const i64 apart = kv_heads;  // rows from a key of this head to the next
+  const i64 row = (sequence.k + first_key) * apart + kv_head;
+//% else
+  const i64 apart = 1;  // rows from a key of this head to the next
   const i64 row = (batch * kv_heads + kv_head) * seq_kv + first_key;
-  store_rows<kD, kHeadDim>(k_tile, dk_acc, scale, dk + row * kHeadDim, keys);
-  store_rows<kDV, kHeadDimV>(v_tile, dv_acc, 1.f, dv + row * kHeadDimV, keys);
+//% endif
+  store_rows<kD, kHeadDim>(k_tile, dk_acc, scale, dk + row * kHeadDim, apart * kHeadDim, keys);
+  store_rows<kDV, kHeadDimV>(v_tile, dv_acc, 1.f, dv + row * kHeadDimV, apart * kHeadDimV, keys);
 }
 
 //% if second_pass
@@ -334,22 +397,32 @@ extern "C" __global__ void
 $(kernel.stem)_finish(
 $(parameters(kernel))) {
   // clang-format on
-  const int q_blocks = (seq_q + kBlockQ - 1) / kBlockQ;
-  const i64 head_of_all = blockIdx.x / q_blocks;
+  const int q_blocks = ($(longest_q(kernel)) + kBlockQ - 1) / kBlockQ;
   const int first = blockIdx.x % q_blocks * kBlockQ;
-  const float* dq_tile = dq_acc + i64(blockIdx.x) * kBlockQ * kD;
+  const i64 batch = blockIdx.x / q_blocks / heads, head = blockIdx.x / q_blocks % heads;
   const int lane = threadIdx.x % 32;
-  dq += head_of_all * seq_q * kHeadDim;
+//% if kernel.varlen
+  const Sequence sequence = sequence_at(cu_seqlens_q, cu_seqlens_k, batch);
+  const int seq_q = sequence.seq_q;
+  if (first >= seq_q) return;
+  const i64 stride = i64(heads) * kHeadDim;
+  dq += sequence.q * stride + head * kHeadDim;
+//% else
+  const i64 stride = kHeadDim;
+  dq += (batch * heads + head) * seq_q * stride;
+//% endif
+  const i64 tile = $(dq_tile(kernel, "first / kBlockQ"));
+  const float* dq_tile = dq_acc + tile * (kBlockQ * kD);
   for (int unit = threadIdx.x / 32; unit < kUnits; unit += kWarps) {
     const float* source = dq_tile + unit * kUnitElements;
-    for (int i = 0; i < kUnitCols / 4; ++i) {
+    for (int i = 0; i < kFragments; ++i) {
       const int column = unit_column(unit) + i % (kUnitCols / 8) * 8 + lane % 4 * 2;
       const i64 query = first + unit_query(unit) + i / (kUnitCols / 8) * 16 + lane / 4;
       float x[4];
 #pragma unroll
       for (int r = 0; r < 4; ++r) x[r] = scale * source[unit_place(i, r)];
-      if (query < seq_q) store_two(dq + query * kHeadDim, column, x[0], x[1]);
-      if (query + 8 < seq_q) store_two(dq + (query + 8) * kHeadDim, column, x[2], x[3]);
+      if (query < seq_q) store_two(dq + query * stride, column, x[0], x[1]);
+      if (query + 8 < seq_q) store_two(dq + (query + 8) * stride, column, x[2], x[3]);
     }
   }
 }

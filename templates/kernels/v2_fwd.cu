@@ -76,6 +76,8 @@ static_assert((kQElements + kSlots * kSlotElements) * sizeof(Element) == kSmemBy
 
 //% if hooked(kernel)
 //% include "device/score.cuh"
+
+//% include "device/score_rows.cuh"
 //% endif
 
 //% include "device/mask.cuh"

@@ -98,8 +98,9 @@ $(parameters(kernel))) {
       ptx::mbarrier_arrive_expect_tx(&shared.full_q[at.slot], sizeof(shared.q[0]));
 #pragma unroll
       for (int i = 0; i < kConsumers; ++i) {
-        load_slabs(shared.q[at.slot][i], &q_map, &shared.full_q[at.slot],
-                   work.first_query + 64 * i, work.head, work.batch);
+        const int query = work.first_query + 64 * i;
+        load_slabs(shared.q[at.slot][i], &q_map, &shared.full_q[at.slot], query, work.head,
+                   work.batch);
       }
       const int kv_head = work.head / (heads / kv_heads);
       const Tiles tiles = key_tiles(work.first_query, seq_q, seq_kv);
@@ -183,8 +184,8 @@ $(parameters(kernel))) {
   }
   while (more) {  // p holds the weights of tile n; whose scores are next?
     const bool ends = tile == last_tile;
+    if (!ends) --tile;
     if (ends) more = begin();
-    else --tile;
     if (__all_sync(~0u, !more)) break;  // a vote: that the warp stays together, the compiler sees
     start(n + 1);
     start_values_of(n);
@@ -213,3 +214,5 @@ $(parameters(kernel))) {
   if (leads) ptx::cp_async_bulk_wait_group_read<0>();
   if (warpgroup == 0) ptx::bar_sync(kTurnBarrier, 256);  // the turn that no one took
 }
+
+//% include "parts/main_v3.cu"

@@ -24,6 +24,9 @@ constexpr float kWeightExponent = 8.f;  // weights are up to 2^8, as e4m3 ends a
 //% endif
 constexpr float kInfinity = __builtin_huge_valf();
 constexpr float kLn2 = 0.693147180559945f;
+//% if hooked(kernel)
+constexpr float kLog2e = 1.44269504f;
+//% endif
 
 //% if kernel.splits
 static_assert(kRowTiles * 16 == kBlockQ, "whole 16-row tiles");

@@ -7,30 +7,7 @@
 #include <cstdio>
 #include <cstdlib>
 
-__global__ void fill(Element* x, i64 n, u32 seed) {
-  const i64 i = blockIdx.x * i64(blockDim.x) + threadIdx.x;
-  const u32 hash = (u32(i) * 2654435761u ^ seed) * 2246822519u;
-  const float value = float(hash >> 8) / (1 << 23) - 1.f;
-  if (i < n) x[i] = u16(ptx::cvt_$(ptx_type(kernel.dtype))x2(value, value));
-}
-
-template <typename T>
-T* device_array(i64 n) {
-  T* array = nullptr;
-  cudaMalloc(&array, n * sizeof(T) + 16);
-  cudaMemset(array, 0, n * sizeof(T) + 16);
-  return array;
-}
-
-Element* input(i64 n, u32 seed) {
-  Element* array = device_array<Element>(n);
-  fill<<<(n + 255) / 256, 256>>>(array, n, seed);
-  return array;
-}
-
-Strides contiguous(i64 heads, i64 seq, i64 head_dim) {
-  return {heads * seq * head_dim, seq * head_dim, head_dim};
-}
+//% include "parts/main_arrays.cuh"
 
 int main(int argc, char** argv) {
   const auto size = [&](int i, int otherwise) { return argc > i ? std::atoi(argv[i]) : otherwise; };
@@ -42,13 +19,14 @@ int main(int argc, char** argv) {
   const Strides v_strides = contiguous(kv_heads, seq_kv, kHeadDimV);
   const Strides o_strides = contiguous(heads, seq_q, kHeadDimV);
   const Strides do_strides = o_strides;
-  const float scale = 1.f / sqrtf(kHeadDim), scale_log2 = kLog2e * scale;
+  const float scale = 1.f / sqrtf(kHeadDim);
   const int q_grid = batch * heads * ((seq_q + kBlockQ - 1) / kBlockQ);
 //% if kernel.algo == "v1"
   const int kv_grid = batch * kv_heads;
 //% else
   const int kv_grid = batch * kv_heads * ((seq_kv + kBlockKV - 1) / kBlockKV);
 //% endif
+//% include "parts/main_options.cuh"
   Element* q = input(rows * kHeadDim, 1);
   Element* k = input(keys * kHeadDim, 2);
   Element* v = input(keys * kHeadDimV, 3);
@@ -57,7 +35,8 @@ int main(int argc, char** argv) {
   float* lse = device_array<float>(rows);
   float* delta = device_array<float>(rows);
 //% if kernel.dq != "second_pass"
-  float* dq_acc = device_array<float>(i64(q_grid) * kBlockQ * kD);
+  const i64 dq_tiles = q_grid$(" + batch * heads" if kernel.varlen);
+  float* dq_acc = device_array<float>(dq_tiles * kBlockQ * kD);
 //% endif
 //% if kernel.dq == "ordered"
   u32* turns = device_array<u32>(1 + q_grid);

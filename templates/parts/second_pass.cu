@@ -98,5 +98,5 @@ $(parameters(kernel))) {
 //% if tile.p_in == "shared"
   finish_tile(steps - 1);
 //% endif
-  store_rows<kD, kHeadDim>(q_tile, dq_acc, scale, dq + first_row * kHeadDim, rows);
+  store_rows<kD, kHeadDim>(q_tile, dq_acc, scale, dq + first_row * kHeadDim, kHeadDim, rows);
 }

@@ -23,6 +23,7 @@ from fasim.tensor_map import TensorMap
 
 Array = NDArray[Any]
 Arrays = Mapping[str, Array]
+Rng = np.random.Generator
 
 KERNELS = Path(__file__).parent / "kernels"
 POISON = 0xFF  # every byte of an output before the launch
@@ -519,7 +520,7 @@ def _tma() -> Iterator[Case]:
     for name, (sizes, box, swizzle) in BOXES.items():
         rng = _rng(name)
         x = rng.integers(1, 1 << 16, sizes[::-1], dtype=np.uint16)
-        at = _corners(sizes, box, rng)
+        at = _corners(sizes, box, 8, rng)
         boxes = [swizzled(box_of(x, c, box), swizzle) for c in at]
         common = {
             "grid": 1,
@@ -571,7 +572,7 @@ def _tma_store(
 def _tma_reduce() -> Case:
     sizes, box, rng = (40, 24), (32, 16), _rng("tma_reduce")
     start = rng.integers(-9, 9, sizes[::-1]).astype(np.float32)
-    at = _corners(sizes, box, rng)
+    at = _corners(sizes, box, 4, rng)
     boxes = rng.integers(-9, 9, (len(at), *box[::-1])).astype(np.float32)
     wanted = start.copy()
     for c, one in zip(at, boxes, strict=True):
@@ -596,12 +597,14 @@ def _tma_reduce() -> Case:
     )
 
 
-def _corners(sizes: tuple[int, ...], box: tuple[int, ...], rng: np.random.Generator) -> Array:
-    """Where boxes begin: the origin, and around every edge."""
+def _corners(sizes: tuple[int, ...], box: tuple[int, ...], each: int, rng: Rng) -> Array:
+    """Where boxes begin: the origin, and around every edge; of a row at multiples of ``each``
+    elements, which are 16 bytes."""
     ends = np.array([[-b - 1, n + 2] for n, b in zip(sizes, box, strict=True)])
     at = rng.integers(ends[:, 0], ends[:, 1], (EACH, len(sizes)), dtype=np.int32)
     at[0] = 0
     at[1:4, 1:] = rng.integers(0, np.array(sizes[1:]), (3, len(sizes) - 1))
+    at[:, 0] = at[:, 0] // each * each
     return at
 
 

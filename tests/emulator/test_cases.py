@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from fasim import inputs, planner
+from fasim import inputs, planner, properties
 from fasim.gpu import load
 from fasim.plan import Tile
 from fasim.problem import Problem
@@ -58,6 +58,44 @@ def attend(
     got = EmulatorRunner(workers=1).run(kernel, {**arrays, **(more or {})}, launch)
     o, lse = (np.squeeze(got[name].astype(np.float64)) for name in ("o", "lse"))
     return o, lse
+
+
+BACKWARD = Tile(block_q=32, block_kv=32, warps=2, stages=2)
+BACKWARD_FP32 = Tile(block_q=16, block_kv=32, warps=4, stages=3, p_in="shared")
+DTYPES_BACKWARD = pytest.mark.parametrize("dtype", ["fp32", "fp16", "bf16"])
+
+
+def backward_kernel(problem: Problem) -> Kernel:
+    tile = BACKWARD_FP32 if problem.dtype == "fp32" else BACKWARD
+    plan = planner.plan(problem, load("a100-80gb"), "v2", tile=tile).plan
+    assert plan
+    return render(plan)
+
+
+def differentiate(
+    q: Any, k: Any, v: Any, do: Any, more: dict[str, Array] | None = None, **options: Any
+) -> dict[str, Array]:
+    """dq, dk and dv, found to be right; arrays are (seq, dim) or (batch, heads, seq, dim)."""
+    q, k, v, do = (np.reshape(x, (1,) * (4 - np.ndim(x)) + np.shape(x)) for x in (q, k, v, do))
+    problem = Problem(
+        batch=q.shape[0],
+        heads=q.shape[1],
+        kv_heads=k.shape[1],
+        seq=q.shape[2],
+        seq_kv=k.shape[2],
+        head_dim=q.shape[3],
+        head_dim_v=v.shape[3],
+        pass_="bwd",
+        **options,
+    )
+    kernel, dtype = backward_kernel(problem), DTYPES[problem.dtype]
+    named = zip(("q", "k", "v", "do"), (q, k, v, do), strict=True)
+    arrays = {name: x if x.dtype == dtype else x.astype(dtype) for name, x in named}
+    arrays = properties.after_forward({**arrays, **(more or {})}, problem)
+    got = EmulatorRunner(workers=1).run(kernel, arrays, kernel.plan.launch_for(problem))
+    for name, (want, limit) in properties.expected_gradients(arrays, problem).items():
+        properties.worst_error(name, got[name], want, limit)
+    return {name: x.astype(np.float64) for name, x in got.items()}
 
 
 def column(*values: float) -> Array:
@@ -191,6 +229,69 @@ def test_packed_sequences_of_any_length(algo: str) -> None:
         np.testing.assert_allclose(got["lse"][0], np.log(seen), rtol=1e-6)
 
 
+# ---- gradients ----------------------------------------------------------------------------------
+
+
+@DTYPES_BACKWARD
+@pytest.mark.parametrize("options", [{"causal": True}, {"window": (3, 0)}], ids=str)
+def test_rows_before_the_first_key_have_no_gradient(dtype: str, options: dict[str, Any]) -> None:
+    """Dao-AILab/flash-attention#1778, backward."""
+    q = column(1, 2, 3, 4)
+    found = differentiate(q, column(1, -1), column(1, 2), np.ones((4, 1)), dtype=dtype, **options)
+    assert (found["dq"][0, 0, :2] == 0).all()
+    assert found["dq"][0, 0, 3] != 0
+    assert found["dv"].sum() == pytest.approx(2, rel=0.01)  # two rows saw a key
+
+
+@DTYPES_BACKWARD
+def test_the_derivative_of_a_softcap_is_that_of_its_tanh(dtype: str) -> None:
+    """Dao-AILab/flash-attention#1025, backward: where tanh is flat and where it is not."""
+    scores = np.array([0, 0.1, -0.4, 0.6, 2, -5, 20])
+    q, k = column(*np.ones(7)), column(*scores)
+    rng = np.random.default_rng(0)
+    v, do = rng.standard_normal((7, 16)), rng.standard_normal((7, 16))
+    found = differentiate(q, k, v, do, dtype=dtype, softcap=1.0, scale=1.0, causal=True)
+    assert abs(found["dk"][0, 0, 6]) < 1e-15  # 1 - tanh(20)^2 is 2e-17, and 0 from fp32's tanh
+    assert found["dq"][0, 0, 0] == 0  # one key: no choice
+
+
+@DTYPES_BACKWARD
+@pytest.mark.parametrize(
+    "options", [{}, {"window": (2, 2)}, {"bias": "alibi"}, {"softcap": 1.0}], ids=str
+)
+def test_no_keys_have_no_gradient(dtype: str, options: dict[str, Any]) -> None:
+    """pytorch/pytorch#103963, backward."""
+    more = {"slopes": inputs.alibi_slopes(1)} if "bias" in options else None
+    none, some = zeros(0, 16), np.ones((4, 16))
+    found = differentiate(some, none, none, some, more, dtype=dtype, **options)
+    assert (found["dq"] == 0).all()
+    found = differentiate(none, some, some, none, more, dtype=dtype, **options)
+    assert (found["dk"] == 0).all()
+    assert (found["dv"] == 0).all()
+
+
+@pytest.mark.parametrize("kind", ["dense", "dense_fp32"])
+def test_a_mask_with_empty_rows_has_finite_gradients(kind: str) -> None:
+    """pytorch/pytorch#103749, backward; a NaN that only hidden pairs would meet is not met."""
+    bias = np.full((1, 1, 8, 8), -np.inf)
+    bias[..., :4, :4] = 0
+    q, k, v, do = np.random.default_rng(0).standard_normal((4, 8, 16))
+    v[6] = np.nan
+    dtype = np.float32 if kind == "dense_fp32" else np.float16
+    found = differentiate(q, k, v, do, {"bias": bias.astype(dtype)}, bias=kind)
+    for x in found.values():
+        assert np.isfinite(x).all()
+        assert (x[0, 0, 4:] == 0).all()
+        assert (x[0, 0, :4] != 0).any()
+
+
+def test_seventy_one_heads_share_one() -> None:
+    """Falcon-7B: dK and dV are sums over a prime number of heads."""
+    rng = np.random.default_rng(0)
+    shapes = ((1, 71, 40, 16), (1, 1, 40, 16), (1, 1, 40, 16), (1, 71, 40, 16))
+    differentiate(*map(rng.standard_normal, shapes), causal=True, dtype="bf16")
+
+
 # ---- offsets beyond 2^31 ------------------------------------------------------------------------
 
 SPARSE = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x4000  # MAP_NORESERVE: only what is used is there
@@ -206,3 +307,21 @@ def test_a_bias_reaches_beyond_2_to_the_31(algo: str) -> None:
     v = np.arange(8.0)[:, None] * np.ones((1, 16))
     o, _ = attend(algo, zeros(rows, 16), zeros(8, 16), v, {"bias": bias}, bias="dense")
     assert (o[:, 0] == np.arange(rows) % 8).all()
+
+
+def sparse(x: Array, stride: int) -> Array:
+    """A copy whose rows lie so many elements apart."""
+    memory = mmap.mmap(-1, x.shape[2] * stride * x.itemsize, flags=SPARSE)
+    far: Array = np.ndarray(x.shape, x.dtype, memory, 0, (0, 0, stride * x.itemsize, x.itemsize))
+    far[...] = x
+    return far
+
+
+@pytest.mark.parametrize("bias", ["none", "dense"])
+def test_gradients_reach_beyond_2_to_the_31(bias: str) -> None:
+    """Row 225,304 of rows 9,728 apart wrapped to -2,103,209,984, and a mask of 8 x 28 x 4096^2."""
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((4, 1, 1, 40, 16)).astype(np.float16)
+    q, k, v, do = (sparse(each, 2**26) for each in x)
+    more = {"bias": sparse(rng.standard_normal((1, 1, 40, 40)).astype(np.float16), 2**26)}
+    differentiate(q, k, v, do, more if bias == "dense" else None, bias=bias)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cache
+from typing import Any
 
 from fasim import planner, properties
 from fasim.emulator.program import Fault
@@ -24,6 +25,8 @@ SEEDS = range(6)  # each draws the inputs and the schedule
 
 TILE = Tile(block_q=32, block_kv=32, warps=2, stages=2)
 SHARED = Tile(block_q=64, block_kv=32, warps=2, stages=3, p_in="shared")
+FP32 = Tile(block_q=16, block_kv=32, warps=4, stages=3, p_in="shared")
+BF16: dict[str, Any] = {"head_dim": 32, "dtype": "bf16", "pass_": "bwd"}
 V1_TILE = Tile(block_q=32, block_kv=32, warps=2)
 SMALL = Problem(head_dim=32, dtype="bf16", causal=True, pass_="bwd")
 REPEATS = SMALL.with_(deterministic=True)
@@ -31,6 +34,12 @@ PLANS: dict[str, tuple[str, Tile, Problem]] = {
     "bf16 causal": ("h200", TILE, Problem(head_dim=32, dtype="bf16", causal=True, pass_="bwd")),
     "fp16 full": ("a100-80gb", TILE, Problem(head_dim=40, head_dim_v=24, pass_="bwd")),
     "P in shared": ("h200", SHARED, Problem(head_dim=64, head_dim_v=32, dtype="bf16", pass_="bwd")),
+    "window": ("h200", TILE, Problem(**BF16, window=(20, 5))),
+    "softcap": ("a100-80gb", TILE, Problem(**BF16, softcap=1.0)),
+    "alibi": ("h200", TILE, Problem(**BF16, bias="alibi")),
+    "dense": ("a100-80gb", TILE, Problem(**BF16, bias="dense")),
+    "varlen": ("h200", TILE, Problem(**BF16, causal=True, varlen=True)),
+    "fp32": ("a100-80gb", FP32, Problem(head_dim=48, dtype="fp32", pass_="bwd")),
     "ordered": ("h200", TILE, REPEATS),
     "second_pass": ("h200", TILE, REPEATS),
     "second_pass, P in shared": ("h200", SHARED, REPEATS.with_(head_dim=64, head_dim_v=32)),
@@ -40,6 +49,10 @@ USUAL = Case(heads=2, kv_heads=1, seq=40, seq_kv=50)
 MORE_QUERIES = replace(USUAL, seq=60, seq_kv=40)
 LONG = replace(USUAL, heads=1, seq=100, seq_kv=64)
 LONG_SHARED = replace(LONG, seq=200)
+WINDOW = replace(USUAL, seq=150, seq_kv=130, left=20, right=5)
+CAPPED = replace(USUAL, softcap=1.0)
+MASKED = replace(USUAL, bias="mask")
+MORE = replace(USUAL, batch=3)
 
 
 @dataclass(frozen=True)
@@ -94,6 +107,7 @@ def kernel_of(name: str) -> Kernel:
 
 
 MATCHES, BYTES = "matches_float64", "bytes_moved_are_bytes_predicted"
+PACKED = "packed_sequences_are_those_one_by_one"
 ARRIVED = """    ptx::cp_async_wait_group<0>();
     __syncthreads();
     load(t + 1);
@@ -164,42 +178,42 @@ BUGS = (
     ),
     Bug(
         "keys past the end keep their weight", "fp16 full",
-        "row < seq_kv ? first_query_of(row, seq_q, seq_kv) - column : kQueries;",
-        "first_query_of(row, seq_q, seq_kv) - column;", MATCHES, replace(USUAL, values="below"),
+        "row < span.seq_kv ? first_query_of(row, span) - column : kQueries;",
+        "first_query_of(row, span) - column;", MATCHES, replace(USUAL, values="below"),
     ),
     Bug(
         "P of hidden pairs is kept", "bf16 causal",
-        "      if (masked) mask_weights<kStepQ>(s, warp_key, query + step, seq_q, seq_kv);\n",
+        "      if (masked) mask_weights<kStepQ>(s, warp_key, query + step, span);\n",
         "", MATCHES,
     ),
     Bug(
         "a NaN of a hidden pair is kept", "bf16 causal",
-        "if (masked) mask_weights<kPartQ>(dp, warp_key, query + step + part, seq_q, seq_kv);",
+        "if (masked) mask_weights<kPartQ>(dp, warp_key, query + step + part, span);",
         "", "nan_stays_in_its_row", MORE_QUERIES,
     ),
     Bug(
         "causal aligned top-left", "bf16 causal",
-        "return kCausal ? key + seq_q - seq_kv : 0;", "return kCausal ? key : 0;",
+        "return kCausal ? key + span.seq_q - span.seq_kv : 0;", "return kCausal ? key : 0;",
         (MATCHES, BYTES), MORE_QUERIES,
     ),
     Bug(
         "tiles on the diagonal run no mask", "bf16 causal",
-        "last_key >= seq_kv || query < first_query_of(last_key, seq_q, seq_kv);",
-        "last_key >= seq_kv;", MATCHES,
+        "last >= span.seq_kv || query < first_query_of(last, span);", "last >= span.seq_kv;",
+        MATCHES,
     ),
     Bug(
         "a warp's last key is not asked for", "bf16 causal",
-        "const int last_key = warp_key + kWarpKeys - 1;", "const int last_key = warp_key;", MATCHES,
+        "const int last = key + kWarpKeys - 1;", "const int last = key;", MATCHES,
     ),
     Bug(
         "the first tile of queries is left out", "bf16 causal",
-        "first_query_of(first_key, seq_q, seq_kv)) / kBlockQ;",
-        "first_query_of(first_key, seq_q, seq_kv)) / kBlockQ + (first_key > 0);", MATCHES,
+        "first_query_of(first_key, span)) / kBlockQ;",
+        "first_query_of(first_key, span)) / kBlockQ + (first_key > 0);", MATCHES,
         replace(USUAL, seq=64, seq_kv=64),
     ),
     Bug(
         "tiles that see nothing are walked", "bf16 causal",
-        "max(0, first_query_of(first_key, seq_q, seq_kv)) / kBlockQ;", "0;", BYTES,
+        "max(0, first_query_of(first_key, span)) / kBlockQ;", "0;", BYTES,
         replace(USUAL, seq=64, seq_kv=64),
     ),
     Bug(
@@ -213,11 +227,11 @@ BUGS = (
     ),
     Bug(
         "D is added", "fp16 full",
-        "* (x - (i % 2 ? d.y : d.x));", "* (x + (i % 2 ? d.y : d.x));", MATCHES,
+        "weight * (x - (i % 2 ? d.y : d.x));", "weight * (x + (i % 2 ? d.y : d.x));", MATCHES,
     ),
     Bug(
         "D of the wrong query", "fp16 full",
-        "* (x - (i % 2 ? d.y : d.x));", "* (x - d.x);", MATCHES,
+        "weight * (x - (i % 2 ? d.y : d.x));", "weight * (x - d.x);", MATCHES,
     ),
     Bug(
         "L in the other base", "bf16 causal",
@@ -284,13 +298,113 @@ BUGS = (
     ),
     Bug(
         "both warps have the same columns", "P in shared",
-        "const int chunk = warp_part() * (kCols / kSplit / 8) + lane / 16;",
-        "const int chunk = lane / 16;", MATCHES,
+        "const int chunk = warp_column(0) / 8 + lane / 16;", "const int chunk = lane / 16;",
+        MATCHES,
     ),
     Bug(
         "rows leave before the other warp's columns are there", "P in shared",
         "  if constexpr (kSplit > 1) {\n    __syncthreads();",
         "  if constexpr (kSplit > 1) {\n    ", "race",
+    ),
+    Bug(
+        "one query too few sees a key", "window",
+        "span.window_left + 1);", "span.window_left);", MATCHES, WINDOW,
+    ),
+    Bug(
+        "the window's right side is forgotten", "window",
+        "- span.seq_kv - span.window_right;", "- span.seq_kv;", MATCHES, WINDOW,
+    ),
+    Bug(
+        "queries beyond the window are kept", "window",
+        "place < first || place >= end", "place < first", MATCHES, WINDOW,
+    ),
+    Bug(
+        "tiles at the window's end run no mask", "window",
+        "  if (query + kBlockQ > end_query_of(key, span)) return true;\n", "", MATCHES, WINDOW,
+    ),
+    Bug(
+        "the walk ends with the first key's window", "window",
+        "end_query_of(first_key + keys - 1, span);", "end_query_of(first_key, span);",
+        (MATCHES, BYTES), WINDOW,
+    ),
+    Bug(
+        "the walk does not end with the window", "window",
+        "end_query_of(first_key + keys - 1, span);", "seq_q;", BYTES, WINDOW,
+    ),
+    Bug(
+        "dS without the softcap's derivative", "softcap",
+        "      damp(s, derivative);\n", "", MATCHES, CAPPED,
+    ),
+    Bug(
+        "dV with the softcap's derivative", "softcap",
+        "      round_weights<kStepQ>(p, s, 0);\n      damp(s, derivative);\n",
+        "      damp(s, derivative);\n      round_weights<kStepQ>(p, s, 0);\n", MATCHES, CAPPED,
+    ),
+    Bug(
+        "the derivative of the unscaled score", "softcap",
+        "= soft_slope(score * terms.scale_by_cap);", "= soft_slope(score);", MATCHES, CAPPED,
+    ),
+    Bug(
+        "one head's slope for all", "alibi",
+        "slopes[head] * kLog2e", "slopes[kv_head * group] * kLog2e", MATCHES,
+    ),
+    Bug(
+        "distances aligned top-left", "alibi",
+        "float(column + span.seq_kv - span.seq_q - row)", "float(column - row)", MATCHES,
+    ),
+    Bug(
+        "one row's bias for all", "dense",
+        "terms.bias[column * terms.stride + row]", "terms.bias[row]", MATCHES,
+    ),
+    Bug(
+        "the bias is read past its end", "dense",
+        "if (row < span.seq_kv && column < span.seq_q)", "if (column < span.seq_q)",
+        ("out of bounds", BYTES),
+    ),
+    Bug(
+        "one head's bias for all", "dense",
+        "+ head * bias_strides.head;", "+ kv_head * bias_strides.head;", MATCHES,
+        replace(USUAL, heads=4, kv_heads=2),
+    ),
+    Bug(
+        "rows that the bias hides whole have weights", "dense",
+        "score == -kInfinity ? -0.f : ", "", MATCHES, MASKED,
+    ),
+    Bug(
+        "a NaN passes where the bias hides", "dense",
+        "hidden(weight) ? 0.f : ", "", "nan_stays_in_its_row", MASKED,
+    ),
+    Bug(
+        "dQ of a sequence in its neighbour's tiles", "varlen",
+        "(sequence.q / kBlockQ + batch + query_at(t) / kBlockQ) * heads + head;",
+        "(sequence.q / kBlockQ + query_at(t) / kBlockQ) * heads + head;",
+        (PACKED, "uninitialised read"), MORE,
+    ),
+    Bug(
+        "keys of the neighbour are written", "varlen",
+        "const int keys = min(kBlockKV, seq_kv - first_key);", "const int keys = kBlockKV;",
+        ("race", "out of bounds", PACKED), MORE,
+    ),
+    Bug(
+        "L of the packed rows of another head", "varlen",
+        "const i64 row = i64(head) * total_q + sequence.q + query;",
+        "const i64 row = i64(kv_head) * total_q + sequence.q + query;", PACKED, MORE,
+    ),
+    Bug(
+        "blocks past a sequence's keys go on", "varlen",
+        "  if (first_key >= seq_kv) return;  // the grid is for the longest\n", "",
+        ("race", "out of bounds", PACKED), replace(MORE, seq_kv=100),
+    ),
+    Bug(
+        "weights of the wrong half", "fp32",
+        "const int row = warp_keys() + 16 * row_tile + 8 * half + lane / 4;",
+        "const int row = warp_keys() + 16 * row_tile + lane / 4;",
+        ("race", "uninitialised read", MATCHES),
+    ),
+    Bug(
+        "a warp adds the last block of columns twice", "fp32",
+        "(i / 2 * kSplit + warp_part()) * 16", "(i / 2 * kSplit) * 16",
+        ("race", MATCHES),
     ),
     Bug(
         "a turn too late", "ordered",

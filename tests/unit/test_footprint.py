@@ -69,7 +69,7 @@ def test_what_dq_needs_in_hbm():
     need = {name: footprint.hbm(problem, f"v2{name}", "bwd").workspace for name in FORMS}
     rows = 16 * 1024
     assert need[""] - need["_second_pass"] == rows * 64 * 4
-    assert need["_ordered"] - need[""] == 4 * (rows // 32 + 1)
+    assert need["_ordered"] - need[""] == 4 * (rows // footprint.MMA_ROWS + 1)
 
 
 @pytest.mark.parametrize(
@@ -84,6 +84,31 @@ def test_v2_backward_shared_memory_by_hand(d, dv, m, n, expected):
     tiles = one(block_q=m, block_kv=n, stages=2, warps=4)
     problem = Problem(head_dim=d, head_dim_v=dv)
     assert footprint.smem_bytes(problem, "v2", "bwd", tiles)[0] == expected
+
+
+@pytest.mark.parametrize(
+    ("d", "dv", "dtype", "tile", "accumulators"),
+    [
+        # 16 keys a warp: dK and dV, S of 32 queries, dP of as many
+        (128, 128, "bf16", {"block_q": 64, "block_kv": 64, "warps": 4}, 16 * 256 + 32 * 32),
+        # two warps to 32 keys, half of the columns each; dP of 16 keys at a time
+        (128, 128, "bf16", {"block_q": 64, "block_kv": 64, "warps": 4, "p_in": "shared"},
+         32 * 128 + (32 + 16) * 32),
+        # two warps to 16 keys, 16 queries each
+        (256, 256, "bf16", {"block_q": 32, "block_kv": 64, "warps": 8, "p_in": "shared"},
+         16 * 256 + 32 * 16),
+        # 11 and 3 blocks of 16 columns: 6 and 2 for the first warp
+        (176, 48, "fp32", {"block_q": 16, "block_kv": 32, "warps": 4, "p_in": "shared"},
+         16 * 16 * 8 + 32 * 8),
+    ],
+)  # fmt: skip
+def test_v2_backward_registers_by_hand(d, dv, dtype, tile, accumulators):
+    problem, tiles = Problem(head_dim=d, head_dim_v=dv, dtype=dtype), one(**tile)
+    needed = footprint.registers(problem, "v2", "bwd", tiles)[0]
+    assert needed == accumulators // 32 + footprint.V2_BACKWARD_REGISTERS
+    capped = footprint.registers(problem.with_(softcap=1.0), "v2", "bwd", tiles)[0]
+    more = footprint.BACKWARD_OPTION_REGISTERS["softcap"]
+    assert capped == min(needed + more, footprint.MOST_REGISTERS)
 
 
 def test_v3_backward_shared_memory_is_that_of_fa4():

@@ -138,20 +138,51 @@ def test_a_backward_launch_has_three_kernels_and_reads_what_the_forward_left() -
     assert [BACKWARD.kernel.repeats(name) for name in ("dq", "dk", "dv")] == [False, True, True]
 
 
+def test_a_backward_launch_of_packed_sequences() -> None:
+    """Each of them begins in a tile of dQ of its own."""
+    plan = dataclasses.replace(
+        BACKWARD,
+        problem=BACKWARD.problem.with_(varlen=True),
+        kernel=dataclasses.replace(BACKWARD.kernel, varlen=True),
+    )
+    problem = plan.problem.with_(batch=3, heads=6, kv_heads=3, seq=100, seq_kv=300)
+    launch = plan.launch_for(problem, tokens=(210, 700))
+    assert [stage.grid for stage in launch.stages] == [3 * 6 * 2, 3 * 3 * 3, 3 * 6 * 2]
+    assert launch.inputs["lse"] == ((6, 210), "fp32")
+    assert launch.inputs["do"] == ((210, 6, 64), "fp16")
+    assert launch.outputs["dk"] == ((700, 3, 64), "fp16")
+    assert launch.workspaces["dq_acc"] == ((210 // 64 + 3, 6, 64, 64), "fp32")
+    assert (launch.scalars["longest_q"], launch.scalars["longest_k"]) == (100, 300)
+    names = {*launch.inputs, *launch.outputs, *launch.workspaces, *launch.scalars}
+    assert {name for name, _ in plan.kernel.arguments} == names
+
+
+def test_backward_factors_end_with_the_plain_scale() -> None:
+    capped = dataclasses.replace(BACKWARD.kernel, softcap=True)
+    assert capped.factors == ("softcap_scale", "softcap_log2", "scale")
+    assert BACKWARD.kernel.factors == ("scale_log2", "scale")
+
+
+_FP32 = {"dtype": "fp32", "out_dtype": "fp32"}
+_ORDERED = {"deterministic": True, "dq": "ordered"}
+
+
 @pytest.mark.parametrize(
     ("kernel", "tile", "why"),
     [
         ({"algo": "v1"}, {}, "2 stages, but a backward pass with P in registers has 1"),
-        ({"algo": "v1"}, {"p_in": "shared", "stages": 1}, "v1 keeps P in shared memory"),
+        ({"algo": "v1"}, {"p_in": "shared", "block_q": 128, "stages": 1}, "v1 keeps P in shared"),
         ({"algo": "v1", "deterministic": True, "dq": "ordered"}, {}, "pass of v1_ordered"),
         ({"deterministic": True}, {}, "deterministic is True, but dq is atomic"),
         ({"dq": "ordered"}, {}, "deterministic is False, but dq is ordered"),
         ({"deterministic": True, "dq": "sorted"}, {}, "dq 'sorted'"),
-        ({"dtype": "fp32", "out_dtype": "fp32"}, {}, "backward pass in fp32"),
-        ({"mask": "window"}, {}, "backward pass with a window"),
-        ({"softcap": True, "bias": "alibi"}, {}, "backward pass with a softcap and a bias"),
-        ({"bias": "dense"}, {}, "backward pass with a bias"),
-        ({"varlen": True}, {}, "backward pass with packed sequences"),
+        ({"dtype": "fp32", "out_dtype": "fp32"}, {}, "in fp32 with P in registers"),
+        ({"varlen": True, "bias": "dense"}, {}, "varlen and a dense bias"),
+        (_FP32 | {"algo": "v1"}, {"stages": 1}, "backward pass of v1 in fp32"),
+        (_FP32 | _ORDERED, {}, "backward pass of v2_ordered in fp32"),
+        (_ORDERED | {"mask": "window"}, {}, "v2_ordered with a window"),
+        (_ORDERED | {"softcap": True, "bias": "alibi"}, {}, "with a softcap and a bias"),
+        ({"algo": "v1", "varlen": True}, {"stages": 1}, "v1 with packed sequences"),
         ({"splits": True, "pack_gqa": True}, {}, "backward pass of v2_split"),
         ({}, {"block_q": 48}, "block_q 48 is not whole steps of 32 queries"),
         ({}, {"block_kv": 96}, "block_kv 96 is not whole 16-key steps for each of 4 warps"),

@@ -96,6 +96,30 @@ def test_every_kind_of_values_has_finite_gradients(backward: Kernel, values: str
         assert (tolerance > 0).any()
 
 
+def test_a_softcap_loosens_gradients_by_the_rounding_of_its_argument() -> None:
+    """Of P and of the derivative, never of anything where scores are small beside the cap."""
+    problem = Problem(batch=1, heads=1, seq=4, head_dim=16, dtype="fp32", pass_="bwd")
+    x = np.ones((1, 1, 4, 16), np.float32)
+    arrays = properties.after_forward(dict.fromkeys(("q", "k", "v", "do"), x), problem)
+
+    def rounding(softcap: float) -> float:
+        capped = problem.with_(softcap=softcap)
+        return float(properties._weight_rounding(arrays, capped).max())
+
+    plain = rounding(0.0)
+    assert rounding(1e6) == pytest.approx(plain, rel=1e-4)
+    assert plain < rounding(10.0) < 1.3 * plain
+
+
+@pytest.mark.parametrize("shape", [(3, 2, 5), (3, 2, 5, 4), (7,)])
+def test_packing_is_undone(shape: tuple[int, ...]) -> None:
+    x = np.arange(np.prod(shape)).reshape(shape)
+    packed = properties.pack(x)
+    assert packed.ndim == max(x.ndim - 1, 1)
+    back = x if x.ndim == 1 else properties._unpacked(packed, shape[0])
+    assert (back == x).all()
+
+
 class Gradients:
     """A runner that gives the float64 gradients, times a factor for each of them."""
 

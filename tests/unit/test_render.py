@@ -90,7 +90,10 @@ def test_constants_are_the_plans(plan: Plan) -> None:
     constants = dict(re.findall(r"constexpr \w+ (k\w+) = (\w+);", source))
     assert constants["kBlockQ"] == str(tile.block_q)
     assert constants["kBlockKV"] == str(tile.block_kv)
-    assert constants["kStepKV"] == str(tile.keys_per_step)
+    if plan.kernel.pass_ == "bwd":
+        assert constants["kStepQ"] == str(tile.query_step)
+    else:
+        assert constants["kStepKV"] == str(tile.keys_per_step)
     assert constants["kWarps"] == str(tile.warps)
     assert constants["kRegisters"] == str(tile.registers)
     assert constants["kHeadDim"] == str(plan.kernel.head_dim)

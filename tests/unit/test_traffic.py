@@ -200,6 +200,36 @@ def test_v2_backward_issues_what_its_loops_name(problem, m, n):
 
 
 @given(problems, blocks, blocks)
+def test_no_tile_meets_more_than_the_most(problem, m, n):
+    walked = [visited for _, visited in walk(problem, m, n)]
+    meetings = [sum(j in visited for visited in walked) for j in range(-(-problem.seq_kv // n))]
+    seen = visits(problem, np.array([m]), np.array([n]))
+    assert max(map(len, walked), default=0) <= seen.longest[0]
+    assert max(meetings, default=0) <= seen.widest[0]
+
+
+@given(problems, blocks, blocks, st.booleans())
+def test_backward_options_read_what_their_loops_name(problem, m, n, varlen):
+    """A dense bias where tiles meet; a slope in every thread, for each tile of queries; the ends of
+    sequences in every thread of the three kernels."""
+    q_tiles = walk(problem, m, n)
+    steps = sum(len(visited) for _, visited in q_tiles)
+    pairs = 8 * sum(rows * sizes(problem, n, visited) for rows, visited in q_tiles)
+    blocks = 2 * 8 * len(q_tiles) + 8 // problem.group * -(-problem.seq_kv // n)
+    ends = {f"cu_seqlens_{name}": 8 * 128 * blocks for name in "qk"} if varlen else {}
+    plain = traffic.issued(problem, "v2", "bwd", one(m, n)).at(0)
+    for bias, own in (
+        ("none", {}),
+        ("alibi", {"slopes": 4 * 128 * 8 * steps}),
+        ("dense", {"bias": pairs * problem.element_bytes}),
+        ("dense_fp32", {"bias": pairs * 4}),
+    ):
+        asked = traffic.issued(problem.with_(bias=bias, varlen=varlen), "v2", "bwd", one(m, n))
+        assert asked.at(0).reads == {**plain.reads, **own, **ends}
+        assert asked.at(0).writes == plain.writes
+
+
+@given(problems, blocks, blocks)
 def test_v1_backward_updates_dq_in_every_step_but_the_first_and_the_last(problem, m, n):
     """The rest is V2's, whose first step finds zeros and whose last one leaves fp32."""
     visited = [len(steps) for _, steps in walk(problem, m, n)]

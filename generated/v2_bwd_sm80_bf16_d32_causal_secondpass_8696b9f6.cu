@@ -1,11 +1,11 @@
-// v2_bwd_sm90_fp16_d33v48_causal_e36540ab
+// v2_bwd_sm80_bf16_d32_causal_secondpass_8696b9f6
 //
-// regenerate  fasim gen v2_bwd_sm90_fp16_d33v48_causal_e36540ab.cu
-// compile     nvcc -std=c++17 -arch=sm_90 -cubin v2_bwd_sm90_fp16_d33v48_causal_e36540ab.cu
-// run alone   nvcc -std=c++17 -arch=sm_90 -DFASIM_MAIN v2_bwd_sm90_fp16_d33v48_causal_e36540ab.cu && ./a.out
-// launch      v2_bwd_sm90_fp16_d33v48_causal_e36540ab_prepare<<<256, 128, 0>>>, as planned
-// launch      v2_bwd_sm90_fp16_d33v48_causal_e36540ab<<<128, 128, 82944>>>, as planned
-// launch      v2_bwd_sm90_fp16_d33v48_causal_e36540ab_finish<<<256, 128, 0>>>, as planned
+// regenerate  fasim gen v2_bwd_sm80_bf16_d32_causal_secondpass_8696b9f6.cu
+// compile     nvcc -std=c++17 -arch=sm_80 -cubin v2_bwd_sm80_bf16_d32_causal_secondpass_8696b9f6.cu
+// run alone   nvcc -std=c++17 -arch=sm_80 -DFASIM_MAIN v2_bwd_sm80_bf16_d32_causal_secondpass_8696b9f6.cu && ./a.out
+// launch      v2_bwd_sm80_bf16_d32_causal_secondpass_8696b9f6_prepare<<<64, 64, 0>>>, as planned
+// launch      v2_bwd_sm80_bf16_d32_causal_secondpass_8696b9f6<<<64, 64, 43008>>>, as planned
+// launch      v2_bwd_sm80_bf16_d32_causal_secondpass_8696b9f6_queries<<<128, 64, 43008>>>, as planned
 //
 // arguments
 //   ptr    q           device memory
@@ -15,83 +15,81 @@
 //   ptr    do          device memory
 //   ptr    lse         device memory
 //   ptr    delta       device memory
-//   ptr    dq_acc      device memory
 //   ptr    dq          device memory
 //   ptr    dk          device memory
 //   ptr    dv          device memory
-//   i32    heads       16
-//   i32    kv_heads    16
-//   i32    seq_q       1000
-//   i32    seq_kv      1000
-//   i64x3  q_strides   (528000, 33000, 33)
-//   i64x3  k_strides   (528000, 33000, 33)
-//   i64x3  v_strides   (768000, 48000, 48)
-//   i64x3  o_strides   (768000, 48000, 48)
-//   i64x3  do_strides  (768000, 48000, 48)
-//   f32    scale_log2  0.2511409709768604
-//   f32    scale       0.17407765595569785
+//   i32    heads       2
+//   i32    kv_heads    1
+//   i32    seq_q       4096
+//   i32    seq_kv      4096
+//   i64x3  q_strides   (262144, 131072, 32)
+//   i64x3  k_strides   (131072, 131072, 32)
+//   i64x3  v_strides   (131072, 131072, 32)
+//   i64x3  o_strides   (262144, 131072, 32)
+//   i64x3  do_strides  (262144, 131072, 32)
+//   f32    scale_log2  0.25503486164919736
+//   f32    scale       0.17677669529663687
 //
 // shared memory
-//   from      0   12288 bytes  K, and dK at the end
-//   from  12288   12288 bytes  V, and dV at the end
-//   from  24576    6144 bytes  Q, slot 0
-//   from  30720    6144 bytes  dO, slot 0
-//   from  36864    6144 bytes  Q, slot 1
-//   from  43008    6144 bytes  dO, slot 1
-//   from  49152   16384 bytes  dS, slot 0
-//   from  65536   16384 bytes  dS, slot 1
-//   from  81920     512 bytes  L and D, slot 0
-//   from  82432     512 bytes  L and D, slot 1
+//   from      0    4096 bytes  K, and dK at the end
+//   from   4096    4096 bytes  V, and dV at the end
+//   from   8192    8192 bytes  Q, slot 0
+//   from  16384    8192 bytes  dO, slot 0
+//   from  24576    8192 bytes  Q, slot 1
+//   from  32768    8192 bytes  dO, slot 1
+//   from  40960    1024 bytes  L and D, slot 0
+//   from  41984    1024 bytes  L and D, slot 1
 //
 // templates, with the first 8 digits of their sha256
-//   445309ad  device/add_query_gradient.cuh
-//   680d1e94  device/copy.cuh
+//   c0df20f3  device/copy.cuh
 //   f0c63492  device/copy_async.cuh
 //   76c2f1b5  device/integers.cuh
-//   70b9e73a  device/matmul_bwd.cuh
-//   102a617c  device/query_gradient.cuh
-//   868766e9  device/row_products.cuh
-//   fc8eb066  device/score_gradient.cuh
-//   430a2f08  device/store_rows.cuh
+//   1122107a  device/last_key.cuh
+//   354a138d  device/matmul_bwd.cuh
+//   c74d2ec2  device/query_rows.cuh
+//   cb1e2090  device/row_products.cuh
+//   577ba899  device/score_gradient.cuh
+//   091cdbcc  device/store_rows.cuh
 //   6364541a  device/tile.cuh
 //   c2706fe3  device/types.cuh
 //   e044eaeb  device/words.cuh
-//   c77ee21f  kernels/v2_bwd.cu
-//   42b7b7d7  parts/constants_bwd.cuh
-//   bef69605  parts/main_bwd.cu
+//   2f317bf8  kernels/v2_bwd.cu
+//   8644c7ee  parts/constants_bwd.cuh
+//   2c9f1fd9  parts/main_arrays.cuh
+//   b86622cb  parts/main_bwd.cu
+//   deb8bf17  parts/main_options.cuh
+//   3acbaad0  parts/second_pass.cu
 //   337a472a  ptx/cp_async.cuh
-//   42d2ca0a  ptx/cvt_f16x2.cuh
-//   23f60c67  ptx/cvt_f32_f16.cuh
+//   33562fdf  ptx/cvt_bf16x2.cuh
 //   422cf4a7  ptx/ex2.cuh
 //   5bef9f17  ptx/ldmatrix_x4.cuh
-//   07544763  ptx/mma_m16n8k16_f16.cuh
-//   7f47ad15  ptx/red_add_f32x4.cuh
+//   0f317959  ptx/mma_m16n8k16_bf16.cuh
 //   9f71dff2  ptx/smem_address.cuh
 //
 
 // ---- plan
-// {"gpu": {"arch": "sm_90", "name": "h200-sxm5-141gb"}, "kernel": {"algo": "v2", "arch": "sm_90",
-// "bias": "none", "deterministic": false, "dtype": "fp16", "head_dim": 33, "head_dim_v": 48,
-// "mask": "causal", "out_dtype": "fp16", "pack_gqa": false, "pass": "bwd", "scales": "none",
-// "softcap": false, "splits": false, "tile": {"block_kv": 128, "block_q": 64, "p_in": "registers",
-// "registers": 255, "stages": 2, "step_kv": 0, "warps": 4}, "varlen": false}, "problem": {"batch":
-// 1, "bias": "none", "causal": true, "deterministic": false, "dtype": "fp16", "head_dim": 33,
-// "head_dim_v": 48, "heads": 16, "incoherent": false, "kv_heads": 16, "out_dtype": "fp16", "pass":
-// "bwd", "scale": 0.17407765595569785, "scales": "tensor", "seq": 1000, "seq_kv": 1000, "softcap":
-// 0.0, "varlen": false, "window": [-1, -1]}, "schema": "fasim.plan/1", "smem_bytes": 82944}
-// ---- the rest of the file has sha256 57832b70b6e664b2499b87b8c5e514e3063e121288cd16c090d481df45a75577
+// {"gpu": {"arch": "sm_80", "name": "a100-sxm4-80gb"}, "kernel": {"algo": "v2", "arch": "sm_80",
+// "bias": "none", "deterministic": true, "dq": "second_pass", "dtype": "bf16", "head_dim": 32,
+// "head_dim_v": 32, "mask": "causal", "out_dtype": "bf16", "pack_gqa": false, "pass": "bwd",
+// "scales": "none", "softcap": false, "splits": false, "tile": {"block_kv": 64, "block_q": 128,
+// "p_in": "registers", "registers": 255, "stages": 2, "step_kv": 0, "warps": 2}, "varlen": false},
+// "problem": {"batch": 1, "bias": "none", "causal": true, "deterministic": true, "dtype": "bf16",
+// "head_dim": 32, "head_dim_v": 32, "heads": 2, "incoherent": false, "kv_heads": 1, "out_dtype":
+// "bf16", "pass": "bwd", "scale": 0.17677669529663687, "scales": "tensor", "seq": 4096, "seq_kv":
+// 4096, "softcap": 0.0, "varlen": false, "window": [-1, -1]}, "schema": "fasim.plan/1",
+// "smem_bytes": 43008}
+// ---- the rest of the file has sha256 cd6ace3ca98dea8bc7b507dde0357a30d9f7ddd0fc180ca667c74b9eb42329c6
 // FlashAttention-2, backward (Dao 2023, algorithm 2).
 //
 // Three kernels, launched one after the other with the same arguments:
-//   prepare  D = rowsum(dO * O), one fp32 a row, and zeros for dQ
+//   prepare  D = rowsum(dO * O), one fp32 a row
 //   main     one thread block per block of keys. It walks the queries that see them, of every head
-//            that shares them, makes P again from Q, K and L, keeps dK and dV in registers, and adds
-//            its part of dQ in HBM, in fp32
-//   finish   dQ, scaled and rounded
+//            that shares them, makes P again from Q, K and L, and keeps dK and dV in registers
+//   queries  one thread block per block of queries. It walks the keys that they see, makes P and dS
+//            once more, and keeps dQ in registers
 //
-// dK and dV are sums in a fixed order. dQ is summed by atomic additions in any order. S and P stand
-// on their side, keys by queries, so that they feed dV and dK from registers; only dS passes through
-// shared memory, for dQ, a step later: one barrier a step is enough.
+// All sums have a fixed order, so every run gives the same bits. In the main kernel S and P stand on
+// their side, keys by queries, so that they feed dV and dK as left operands.
 //
 //   paper   here                    paper   here
 //   B_r     kBlockQ                 T_r     q_tiles
@@ -109,19 +107,18 @@ struct Strides {  // of one tensor, in elements; its last dimension is contiguou
   i64 batch, head, seq;
 };
 
-using Element = u16;  // fp16
-using Output = u16;  // fp16
+using Element = u16;  // bf16
+using Output = u16;  // bf16
 
 // ---- Constants ----------------------------------------------------------------------------------
 
-constexpr int kHeadDim = 33;  // d, of Q and K
-constexpr int kHeadDimV = 48;  // of V and O
-constexpr int kD = 48;  // as stored: whole 16-wide matrix steps, the rest zero
-constexpr int kDV = 48;
-constexpr int kBlockQ = 64;  // B_r: queries of one tile
-constexpr int kBlockKV = 128;  // B_c: keys of one tile
-constexpr int kStepKV = 128;  // keys scored at once: all of them
-constexpr int kWarps = 4;
+constexpr int kHeadDim = 32;  // d, of Q and K
+constexpr int kHeadDimV = 32;  // of V and O
+constexpr int kD = 32;  // as stored: whole 16-wide matrix steps, the rest zero
+constexpr int kDV = 32;
+constexpr int kBlockQ = 128;  // B_r: queries of one tile
+constexpr int kBlockKV = 64;  // B_c: keys of one tile
+constexpr int kWarps = 2;
 constexpr int kThreads = 32 * kWarps;
 constexpr int kSplit = 1;  // warps that share keys, each with its columns of dK and dV
 constexpr int kWarpKeys = kBlockKV / kWarps * kSplit;
@@ -130,23 +127,28 @@ constexpr int kRowTiles = kWarpKeys / 16;
 constexpr int kStepQ = 32;  // queries whose scores fit the registers beside dK and dV …
 constexpr int kPartQ = kStepQ / kRowTiles;  // … and whose dP fits beside those
 constexpr int kRegisters = 255;  // of a thread: so many that as many blocks fit an SM as planned
-constexpr int kSmemBytes = 82944;
+constexpr int kSmemBytes = 43008;
 constexpr bool kCausal = true;
 constexpr int kChunkElements = 16 / int(sizeof(Element));  // of the 16-byte unit of copies
 constexpr float kLog2e = 1.442695041f;
 
 static_assert(kRowTiles * 16 * kWarps == kBlockKV * kSplit, "every warp has whole 16-key tiles");
 static_assert(kBlockQ % (kStepQ * kSplit) == 0, "whole steps of queries for every warp");
-static_assert(kSplit == 1 || ((kD & (kD - 1)) == 0 && (kDV & (kDV - 1)) == 0),
-              "columns are halved where no group of permuted chunks is cut");
 
 // The first of the keys that a warp has in a tile, and its place among those that share them.
 __device__ __forceinline__ int warp_keys() { return threadIdx.x / 32 / kSplit * kWarpKeys; }
 __device__ __forceinline__ int warp_part() { return threadIdx.x / 32 % kSplit; }
 
+// Warps that share keys take turns at blocks of 16 columns: how many a warp has at most, and where
+// the i-th of a warp's 8-column tiles begins.
+__device__ constexpr int warp_blocks(int columns) { return (columns / 16 + kSplit - 1) / kSplit; }
+__device__ __forceinline__ int warp_column(int i) {
+  return (i / 2 * kSplit + warp_part()) * 16 + i % 2 * 8;
+}
+
 constexpr int kSlotElements = kBlockQ * (kD + kDV);  // Q and dO of one tile
 constexpr int kWeightElements = kBlockQ * kBlockKV;  // dS or P of one tile
-constexpr int kWeightTiles = 2;  // two of dS
+constexpr int kWeightTiles = 0;  // P and dS stay in registers
 constexpr int kSharedElements =
     kBlockKV * (kD + kDV) + kSlots * kSlotElements + kWeightTiles * kWeightElements;
 
@@ -241,9 +243,10 @@ namespace ptx {
 
 // d += a b for one 16x8 tile, 16 deep. Lane 4 g + t holds d[0], d[1] = row g, columns 2t, 2t+1 and
 // d[2], d[3] = row g + 8. PTX ISA: mma.m16n8k16.
-__device__ __forceinline__ void mma_m16n8k16_f16(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+__device__ __forceinline__ void mma_m16n8k16_bf16(float (&d)[4], const u32 (&a)[4], u32 b0,
+                                                  u32 b1) {
   asm volatile(
-      "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
+      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
       "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
@@ -255,38 +258,11 @@ __device__ __forceinline__ void mma_m16n8k16_f16(float (&d)[4], const u32 (&a)[4
 namespace ptx {
 #ifndef FASIM_EMULATE
 
-// Two floats as f16, rounded to nearest even, the first in the low half. PTX ISA: cvt.
-__device__ __forceinline__ u32 cvt_f16x2(float low, float high) {
+// Two floats as bf16, rounded to nearest even, the first in the low half. PTX ISA: cvt.
+__device__ __forceinline__ u32 cvt_bf16x2(float low, float high) {
   u32 packed;
-  asm volatile("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
+  asm volatile("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
   return packed;
-}
-
-#endif
-}  // namespace ptx
-
-namespace ptx {
-#ifndef FASIM_EMULATE
-
-// An f16 as a float, exactly. PTX ISA: cvt.
-__device__ __forceinline__ float cvt_f32_f16(u16 half) {
-  float x;
-  asm volatile("cvt.f32.f16 %0, %1;" : "=f"(x) : "h"(half));
-  return x;
-}
-
-#endif
-}  // namespace ptx
-
-namespace ptx {
-#ifndef FASIM_EMULATE
-
-// Four floats added to global memory at a 16-byte boundary, each atomically, without the old values.
-// PTX ISA: red, .v4.f32.
-__device__ __forceinline__ void red_add_f32x4(float* global, const float (&x)[4]) {
-  asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(global), "f"(x[0]),
-               "f"(x[1]), "f"(x[2]), "f"(x[3])
-               : "memory");
 }
 
 #endif
@@ -406,6 +382,7 @@ __device__ __forceinline__ void copy_tile(Element* tile, const Element* source, 
     }
     source += kRowStep * stride;
   }
+  if constexpr (kColSteps * kColStep != kCols) __syncwarp();  // for lanes that had less to copy
 }
 
 // ---- Matrix products on the tensor cores --------------------------------------------------------
@@ -418,7 +395,7 @@ using Weights = u32[kStepQ / 16][kRowTiles][4];  // rounded, left operands of 16
 
 // The warp's columns of dK or dV.
 template <int kCols>
-using Accumulator = float[kRowTiles][kCols / kSplit / 8][4];
+using Accumulator = float[kRowTiles][2 * warp_blocks(kCols)][4];
 
 template <int kRows, int kTiles>
 __device__ __forceinline__ void zero(float (&fragment)[kRows][kTiles][4]) {
@@ -429,9 +406,9 @@ __device__ __forceinline__ void zero(float (&fragment)[kRows][kTiles][4]) {
   }
 }
 
-// s = K Q^T, or V dO^T: the warp's keys against kQueries rows of queries. Beside 32 keys' half of dK
-// and dV the loads of all steps at once would not fit the registers.
-constexpr int kDepthUnroll = kSplit > 1 ? 4 : 8;
+// s = K Q^T, or V dO^T: the warp's keys against kQueries rows of queries. Beside 32 keys' dK and dV,
+// or half of them, the loads of all steps at once would not fit the registers.
+constexpr int kDepthUnroll = kRowTiles == 1 ? 8 : 2 * kSplit;
 
 template <int kCols, int kQueries>
 __device__ __forceinline__ void scores(Scores<kQueries>& s, const Element* keys,
@@ -456,8 +433,8 @@ __device__ __forceinline__ void scores(Scores<kQueries>& s, const Element* keys,
       ptx::ldmatrix_x4(b, along_row<kCols>(b_first, depth / 8) + n * kRowBytes);
 #pragma unroll
       for (int i = 0; i < kRowTiles; ++i) {
-        ptx::mma_m16n8k16_f16(s[i][n / 8], a[i], b[0], b[1]);
-        ptx::mma_m16n8k16_f16(s[i][n / 8 + 1], a[i], b[2], b[3]);
+        ptx::mma_m16n8k16_bf16(s[i][n / 8], a[i], b[0], b[1]);
+        ptx::mma_m16n8k16_bf16(s[i][n / 8 + 1], a[i], b[2], b[3]);
       }
     }
   }
@@ -471,7 +448,7 @@ __device__ __forceinline__ void round_weights(Weights& p, const Scores<kQueries>
   for (int i = 0; i < kRowTiles * kQueries / 4; ++i) {
     const int tile = i / (kQueries / 4), step = i / 4 % (kQueries / 16), part = i % 4;
     const float (&pair)[4] = s[tile][2 * step + part / 2];
-    p[first / 16 + step][tile][part] = ptx::cvt_f16x2(pair[part % 2 * 2], pair[part % 2 * 2 + 1]);
+    p[first / 16 + step][tile][part] = ptx::cvt_bf16x2(pair[part % 2 * 2], pair[part % 2 * 2 + 1]);
   }
 }
 
@@ -481,13 +458,14 @@ template <int kCols>
 __device__ __forceinline__ void accumulate(Accumulator<kCols>& sum, const u32 (&p)[kRowTiles][4],
                                            u32 rows) {
 #pragma unroll
-  for (int n = 0; n < kCols / kSplit; n += 16) {
+  for (int n = 0; n < warp_blocks(kCols); ++n) {
+    if (kCols / 16 % kSplit && warp_column(2 * n) >= kCols) break;
     u32 b[4];
-    ptx::ldmatrix_x4_trans(b, along_row<kCols>(rows, n / 8));
+    ptx::ldmatrix_x4_trans(b, along_row<kCols>(rows, 2 * kSplit * n));
 #pragma unroll
     for (int i = 0; i < kRowTiles; ++i) {
-      ptx::mma_m16n8k16_f16(sum[i][n / 8], p[i], b[0], b[1]);
-      ptx::mma_m16n8k16_f16(sum[i][n / 8 + 1], p[i], b[2], b[3]);
+      ptx::mma_m16n8k16_bf16(sum[i][2 * n], p[i], b[0], b[1]);
+      ptx::mma_m16n8k16_bf16(sum[i][2 * n + 1], p[i], b[2], b[3]);
     }
   }
 }
@@ -496,7 +474,7 @@ __device__ __forceinline__ void accumulate(Accumulator<kCols>& sum, const u32 (&
 template <int kCols>
 __device__ __forceinline__ u32 columns_of(const Element* queries) {
   const int lane = threadIdx.x % 32;
-  const int chunk = warp_part() * (kCols / kSplit / 8) + lane / 16;
+  const int chunk = warp_column(0) / 8 + lane / 16;
   return ptx::smem_address(chunk_at<kCols>(queries, lane % 16, chunk));
 }
 
@@ -508,61 +486,6 @@ __device__ __forceinline__ void accumulate_step(Accumulator<kCols>& sum, const W
 #pragma unroll
   for (int i = 0; i < kStepQ / 16; ++i) {
     accumulate<kCols>(sum, p[i], rows + 16 * i * kCols * int(sizeof(Element)));
-  }
-}
-
-// ---- P and dS -----------------------------------------------------------------------------------
-
-// From s = K Q^T: P = exp(scale s - L), already normalised, as L is the logarithm of the row's sum.
-__device__ __forceinline__ void weights(Scores<kStepQ>& s, const float* lse, float scale_log2) {
-#pragma unroll
-  for (int n = 0; n < kStepQ / 8; ++n) {
-    const float2 l = *reinterpret_cast<const float2*>(lse + 8 * n + threadIdx.x % 4 * 2);
-    const float shift[2] = {-kLog2e * l.x, -kLog2e * l.y};
-#pragma unroll
-    for (int i = 0; i < 4 * kRowTiles; ++i) {
-      float& x = s[i / 4][n][i % 4];
-      x = ptx::ex2(fmaf(x, scale_log2, shift[i % 2]));
-    }
-  }
-}
-
-// From dp = V dO^T: dS = P (dP - D), of the queries from `first` on. Its scale waits until the end.
-__device__ __forceinline__ void score_gradient(Scores<kPartQ>& dp, const Scores<kStepQ>& p,
-                                               const float* delta, int first) {
-#pragma unroll
-  for (int n = 0; n < kPartQ / 8; ++n) {
-    const float2 d = *reinterpret_cast<const float2*>(delta + 8 * n + threadIdx.x % 4 * 2);
-#pragma unroll
-    for (int i = 0; i < 4 * kRowTiles; ++i) {
-      float& x = dp[i / 4][n][i % 4];
-      x = p[i / 4][first / 8 + n][i % 4] * (x - (i % 2 ? d.y : d.x));
-    }
-  }
-}
-
-// The first query that sees a key. Causal is aligned bottom-right: query i sees the keys up to
-// i + seq_kv - seq_q.
-__device__ __forceinline__ int first_query_of(int key, int seq_q, int seq_kv) {
-  return kCausal ? key + seq_q - seq_kv : 0;
-}
-
-// Zeroes P or dS of hidden pairs: of the warp's keys from `key` on and the queries from `query` on.
-// Done last, so that no NaN of a hidden pair remains. Queries past the end need none: their Q, dO, L
-// and D are zeros, which make P = 1 and dS = 0, and they add nothing.
-template <int kQueries>
-__device__ __forceinline__ void mask_weights(Scores<kQueries>& weights, int key, int query,
-                                             int seq_q, int seq_kv) {
-  const int lane = threadIdx.x % 32;
-  const int column = query + lane % 4 * 2;
-#pragma unroll
-  for (int i = 0; i < 2 * kRowTiles; ++i) {
-    const int row = key + 8 * i + lane / 4;
-    const int first = row < seq_kv ? first_query_of(row, seq_q, seq_kv) - column : kQueries;
-#pragma unroll
-    for (int n = 0; n < kQueries / 4; ++n) {
-      if (n / 2 * 8 + n % 2 < first) weights[i / 2][n / 2][i % 2 * 2 + n % 2] = 0.f;
-    }
   }
 }
 
@@ -579,97 +502,163 @@ __device__ __forceinline__ void share_weights(Element* tile, const Weights& weig
   }
 }
 
-// ---- dQ -----------------------------------------------------------------------------------------
-// A tile of dQ is cut into units of 32 queries by kUnitCols columns, dealt out to the warps. In HBM
-// it lies as the lanes hold it, unit by unit, so that a warp's additions are contiguous; only
-// `finish` puts it in order.
-constexpr int kUnitCols = kD % 32 == 0 && kBlockQ * kD >= 1024 * kWarps ? 32 : 16;
-constexpr int kUnits = kBlockQ / 32 * (kD / kUnitCols);
-constexpr int kUnitElements = 32 * kUnitCols;
-using QueryGradient = float[2][kUnitCols / 8][4];
+// ---- P and dS -----------------------------------------------------------------------------------
 
-__device__ __forceinline__ int unit_query(int unit) { return unit / (kD / kUnitCols) * 32; }
-__device__ __forceinline__ int unit_column(int unit) { return unit % (kD / kUnitCols) * kUnitCols; }
+// From s = K Q^T: P = exp(factor s - L), already normalised, as L is the logarithm of the row's sum.
+__device__ __forceinline__ float exponential(float score, float factor, float shift) {
+  return ptx::ex2(fmaf(score, factor, shift));
+}
 
-// dq = dS K for one unit: dS^T as the warps left it, all keys of the block.
-__device__ __forceinline__ void query_gradient(QueryGradient& dq, const Element* ds_tile,
-                                               const Element* k_tile, int unit) {
-  constexpr int kRowBytes = kBlockQ * int(sizeof(Element));
-  constexpr int kKeyBytes = kD * int(sizeof(Element));
-  const int lane = threadIdx.x % 32;
-  const int query = unit_query(unit) / 8 + lane / 8 % 2;
-  const int column = unit_column(unit) / 8 + lane / 16;
-  const int a_key = lane / 16 * 8 + lane % 8;
-  const u32 a_first = ptx::smem_address(chunk_at<kBlockQ>(ds_tile, a_key, query));
-  const u32 b_first = ptx::smem_address(chunk_at<kD>(k_tile, lane % 16, column));
-  zero(dq);
-#pragma unroll 4
-  for (int key = 0; key < kBlockKV; key += 16) {
-    u32 a[2][4];
+__device__ __forceinline__ void weights(Scores<kStepQ>& s, const float* lse, float factor) {
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      ptx::ldmatrix_x4_trans(a[i], (a_first ^ 32 * i) + key * kRowBytes);
-    }
+  for (int n = 0; n < kStepQ / 8; ++n) {
+    const float2 l = *reinterpret_cast<const float2*>(lse + 8 * n + threadIdx.x % 4 * 2);
+    const float shift[2] = {-kLog2e * l.x, -kLog2e * l.y};
 #pragma unroll
-    for (int n = 0; n < kUnitCols; n += 16) {
-      u32 b[4];
-      ptx::ldmatrix_x4_trans(b, (b_first ^ 2 * n) + key * kKeyBytes);
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        ptx::mma_m16n8k16_f16(dq[i][n / 8], a[i], b[0], b[1]);
-        ptx::mma_m16n8k16_f16(dq[i][n / 8 + 1], a[i], b[2], b[3]);
-      }
+    for (int i = 0; i < 4 * kRowTiles; ++i) {
+      float& x = s[i / 4][n][i % 4];
+      x = exponential(x, factor, shift[i % 2]);
     }
   }
 }
 
-// Where element r of a lane's i-th fragment lies in its unit: four together, added as one.
-__device__ __forceinline__ int unit_place(int i, int r) {
-  return (32 * i + threadIdx.x % 32) * 4 + r;
+// From dp = V dO^T: dS = P (dP - D), of the queries from `first` on. Its scale waits until the end.
+__device__ __forceinline__ void score_gradient(Scores<kPartQ>& dp, const Scores<kStepQ>& p,
+                                               const float* delta, int first) {
+#pragma unroll
+  for (int n = 0; n < kPartQ / 8; ++n) {
+    const float2 d = *reinterpret_cast<const float2*>(delta + 8 * n + threadIdx.x % 4 * 2);
+#pragma unroll
+    for (int i = 0; i < 4 * kRowTiles; ++i) {
+      float& x = dp[i / 4][n][i % 4];
+      const float weight = p[i / 4][first / 8 + n][i % 4];
+      x = weight * (x - (i % 2 ? d.y : d.x));
+    }
+  }
 }
 
-__device__ __forceinline__ void add_fragment(float* unit, int i, const float (&x)[4]) {
-  ptx::red_add_f32x4(unit + unit_place(i, 0), x);
+// ---- Mask ---------------------------------------------------------------------------------------
+// Keys and queries are aligned at their ends: the last query with the last key.
+struct Span {
+  int seq_q, seq_kv;
+};
+
+// The first query that sees a key.
+__device__ __forceinline__ int first_query_of(int key, const Span& span) {
+  return kCausal ? key + span.seq_q - span.seq_kv : 0;
 }
-// The warps' share of dQ += dS K for one tile of queries.
-__device__ __forceinline__ void add_query_gradient(float* dq_tile, const Element* ds_tile,
-                                                   const Element* k_tile) {
+
+// The one after the last that does.
+__device__ __forceinline__ int end_query_of(int key, const Span& span) { return span.seq_q; }
+
+// Whether the mask hides any of the warp's keys from `key` on from a query of the tile at `query`.
+__device__ __forceinline__ bool crosses_mask(int key, int query, const Span& span) {
+  const int last = key + kWarpKeys - 1;
+  return last >= span.seq_kv || query < first_query_of(last, span);
+}
+
+// Zeroes P or dS of hidden pairs: of the warp's keys from `key` on and the queries from `query` on.
+// Done last, so that no NaN of a hidden pair remains. Queries past the end need none: their Q, dO, L
+// and D are zeros, which make dS = 0 and a finite P, and they add nothing.
+template <int kQueries>
+__device__ __forceinline__ void mask_weights(Scores<kQueries>& weights, int key, int query,
+                                             const Span& span) {
+  const int lane = threadIdx.x % 32;
+  const int column = query + lane % 4 * 2;
 #pragma unroll
-  for (int first = 0; first < kUnits; first += kWarps) {
-    const int unit = first + threadIdx.x / 32;
-    if (unit >= kUnits) break;
-    QueryGradient dq;
-    query_gradient(dq, ds_tile, k_tile, unit);
+  for (int i = 0; i < 2 * kRowTiles; ++i) {
+    const int row = key + 8 * i + lane / 4;
+    const int first = row < span.seq_kv ? first_query_of(row, span) - column : kQueries;
 #pragma unroll
-    for (int i = 0; i < kUnitCols / 4; ++i) {
-      add_fragment(dq_tile + unit * kUnitElements, i, dq[i / (kUnitCols / 8)][i % (kUnitCols / 8)]);
+    for (int n = 0; n < kQueries / 4; ++n) {
+      const int place = n / 2 * 8 + n % 2;
+      if (place < first) weights[i / 2][n / 2][i % 2 * 2 + n % 2] = 0.f;
+    }
+  }
+}
+
+// The last key that a query sees, below 0 if it sees none.
+__device__ __forceinline__ int last_key_of(int query, int seq_q, int seq_kv) {
+  return kCausal ? min(seq_kv - 1, query + seq_kv - seq_q) : seq_kv - 1;
+}
+
+// ---- P and dS, queries by keys ------------------------------------------------------------------
+// The second pass turns the scores over: a warp's rows are queries here, the columns keys, and what
+// other kernels know of queries in columns it knows of its rows.
+using RowStatistics = float[2 * kRowTiles];  // L or D of a thread's rows
+
+__device__ __forceinline__ int row_of(int i) { return warp_keys() + 8 * i + threadIdx.x % 32 / 4; }
+
+// One lane of the quad that shares a row reads for all four; rows past the end get 0.
+__device__ __forceinline__ void load_statistics(RowStatistics& x, const float* global, int rows) {
+#pragma unroll
+  for (int i = 0; i < 2 * kRowTiles; ++i) {
+    const bool reads = threadIdx.x % 4 == 0 && row_of(i) < rows;
+    x[i] = __shfl_sync(~0u, reads ? global[row_of(i)] : 0.f, threadIdx.x % 32 & ~3);
+  }
+}
+
+// From s = Q K^T: P = exp(scale s - L).
+__device__ __forceinline__ void weights_of_rows(Scores<kStepQ>& s, const RowStatistics& lse,
+                                                float scale_log2) {
+#pragma unroll
+  for (int i = 0; i < kRowTiles * kStepQ / 2; ++i) {
+    const int tile = i / (kStepQ / 2), n = i / 4 % (kStepQ / 8), r = i % 4;
+    float& x = s[tile][n][r];
+    x = ptx::ex2(fmaf(x, scale_log2, -kLog2e * lse[2 * tile + r / 2]));
+  }
+}
+
+// From dp = dO V^T: dS = P (dP - D), of the keys from `first` on.
+__device__ __forceinline__ void score_gradient_of_rows(Scores<kPartQ>& dp, const Scores<kStepQ>& p,
+                                                       const RowStatistics& delta, int first) {
+#pragma unroll
+  for (int i = 0; i < kRowTiles * kPartQ / 2; ++i) {
+    const int tile = i / (kPartQ / 2), n = i / 4 % (kPartQ / 8), r = i % 4;
+    float& x = dp[tile][n][r];
+    x = p[tile][first / 8 + n][r] * (x - delta[2 * tile + r / 2]);
+  }
+}
+
+// Zeroes dS of hidden pairs: of the block's queries from `query` on and the keys from `key` on.
+__device__ __forceinline__ void mask_rows(Scores<kPartQ>& ds, int query, int key, int seq_q,
+                                          int seq_kv) {
+  const int column = key + threadIdx.x % 4 * 2;
+#pragma unroll
+  for (int i = 0; i < 2 * kRowTiles; ++i) {
+    const int last = last_key_of(query + row_of(i), seq_q, seq_kv) - column;
+#pragma unroll
+    for (int n = 0; n < kPartQ / 4; ++n) {
+      if (n / 2 * 8 + n % 2 > last) ds[i / 2][n / 2][i % 2 * 2 + n % 2] = 0.f;
     }
   }
 }
 
 // ---- Output -------------------------------------------------------------------------------------
 __device__ __forceinline__ void store_pair(Element* to, float x, float y) {
-  *reinterpret_cast<u32*>(to) = ptx::cvt_f16x2(x, y);
+  *reinterpret_cast<u32*>(to) = ptx::cvt_bf16x2(x, y);
 }
 
 // The warps lay dK or dV out in shared memory, then write their rows in the widest words that the
 // alignment allows. A warp reads back what it wrote itself, or those with which it shares its keys.
 template <int kCols, int kValidCols>
 __device__ __forceinline__ void store_rows(Element* tile, const Accumulator<kCols>& sum,
-                                           float factor, Element* global, int rows) {
+                                           float factor, Element* global, i64 stride, int rows) {
   constexpr int kBytes = copy_bytes(kValidCols);
   constexpr int kElements = kBytes / int(sizeof(Element));
   constexpr int kCopies = kValidCols / kElements;
   using Word = typename WordOf<kBytes>::type;
   const int lane = threadIdx.x % 32;
-  const int first_chunk = warp_part() * (kCols / kSplit / 8);
 #pragma unroll
   for (int i = 0; i < 2 * kRowTiles; ++i) {
 #pragma unroll
-    for (int n = 0; n < kCols / kSplit / 8; ++n) {
+    for (int n = 0; n < 2 * warp_blocks(kCols); ++n) {
+      if (kCols / 16 % kSplit && warp_column(n) >= kCols) break;
       const float (&pair)[4] = sum[i / 2][n];
-      Element* chunk = chunk_at<kCols>(tile, warp_keys() + 8 * i + lane / 4, first_chunk + n);
-      store_pair(chunk + lane % 4 * 2, factor * pair[i % 2 * 2], factor * pair[i % 2 * 2 + 1]);
+      const int row = warp_keys() + 8 * i + lane / 4, column = warp_column(n) + lane % 4 * 2;
+      Element* chunk = chunk_at<kCols>(tile, row, column / kChunkElements);
+      store_pair(chunk + column % kChunkElements, factor * pair[i % 2 * 2],
+                 factor * pair[i % 2 * 2 + 1]);
     }
   }
   if constexpr (kSplit > 1) {
@@ -682,12 +671,13 @@ __device__ __forceinline__ void store_rows(Element* tile, const Accumulator<kCol
     const int column = i % kCopies * kElements;
     const Element* chunk = chunk_at<kCols>(tile, row, column / kChunkElements);
     const Word word = *reinterpret_cast<const Word*>(chunk + column % kChunkElements);
-    if (row < rows) *reinterpret_cast<Word*>(global + row * i64(kValidCols) + column) = word;
+    if (row < rows) *reinterpret_cast<Word*>(global + row * stride + column) = word;
   }
 }
 
 // ---- Before and after ---------------------------------------------------------------------------
-__device__ __forceinline__ float to_float(Element x) { return ptx::cvt_f32_f16(x); }
+__device__ __forceinline__ float to_float(Element x) { return __uint_as_float(u32(x) << 16); }
+
 // kRowThreads lanes share a row, kRowElements each at a time.
 constexpr int kRowElements = copy_bytes(kHeadDimV) / int(sizeof(Element));
 constexpr int kRowThreads = min_power_of_two(kHeadDimV / kRowElements, 32);
@@ -713,7 +703,7 @@ __device__ __forceinline__ float row_product(const Element* x, const Element* y,
 
 // A pair of dQ, as far as the row reaches.
 __device__ __forceinline__ void store_two(Element* row, int column, float x, float y) {
-  const u32 pair = ptx::cvt_f16x2(x, y);
+  const u32 pair = ptx::cvt_bf16x2(x, y);
   if constexpr (kHeadDim % 2 == 0) {
     if (column < kHeadDim) *reinterpret_cast<u32*>(row + column) = pair;
   } else {
@@ -725,44 +715,38 @@ __device__ __forceinline__ void store_two(Element* row, int column, float x, flo
 // ---- Kernels ------------------------------------------------------------------------------------
 // clang-format off
 extern "C" __global__ void
-v2_bwd_sm90_fp16_d33v48_causal_e36540ab_prepare(
+v2_bwd_sm80_bf16_d32_causal_secondpass_8696b9f6_prepare(
     const Element* __restrict__ q, const Element* __restrict__ k, const Element* __restrict__ v,
     const Element* __restrict__ o, const Element* __restrict__ dO, const float* __restrict__ lse,
-    float* __restrict__ delta, float* __restrict__ dq_acc, Element* __restrict__ dq,
-    Element* __restrict__ dk, Element* __restrict__ dv, const int heads, const int kv_heads,
-    const int seq_q, const int seq_kv, const Strides q_strides, const Strides k_strides,
-    const Strides v_strides, const Strides o_strides, const Strides do_strides,
-    const float scale_log2, const float scale) {
+    float* __restrict__ delta, Element* __restrict__ dq, Element* __restrict__ dk,
+    Element* __restrict__ dv, const int heads, const int kv_heads, const int seq_q,
+    const int seq_kv, const Strides q_strides, const Strides k_strides, const Strides v_strides,
+    const Strides o_strides, const Strides do_strides, const float scale_log2, const float scale) {
   // clang-format on
   const int q_blocks = (seq_q + kBlockQ - 1) / kBlockQ;
-  const i64 head_of_all = blockIdx.x / q_blocks;
   const int first = blockIdx.x % q_blocks * kBlockQ;
-  const i64 batch = head_of_all / heads, head = head_of_all % heads;
+  const i64 batch = blockIdx.x / q_blocks / heads, head = blockIdx.x / q_blocks % heads;
   o += batch * o_strides.batch + head * o_strides.head;
   dO += batch * do_strides.batch + head * do_strides.head;
+  delta += (batch * heads + head) * seq_q;
   for (int row = threadIdx.x / kRowThreads; row < kBlockQ; row += kThreads / kRowThreads) {
     const i64 query = first + row;
     const bool valid = query < seq_q;
     const float product =
         row_product(o + query * o_strides.seq, dO + query * do_strides.seq, valid);
-    if (valid && threadIdx.x % kRowThreads == 0) delta[head_of_all * seq_q + query] = product;
-  }
-  float4* dq_tile = reinterpret_cast<float4*>(dq_acc + i64(blockIdx.x) * kBlockQ * kD);
-  for (int i = threadIdx.x; i < kBlockQ * kD / 4; i += kThreads) {
-    dq_tile[i] = make_float4(0.f, 0.f, 0.f, 0.f);
+    if (valid && threadIdx.x % kRowThreads == 0) delta[query] = product;
   }
 }
 
 // clang-format off
 extern "C" __global__ void __maxnreg__(kRegisters)
-v2_bwd_sm90_fp16_d33v48_causal_e36540ab(
+v2_bwd_sm80_bf16_d32_causal_secondpass_8696b9f6(
     const Element* __restrict__ q, const Element* __restrict__ k, const Element* __restrict__ v,
     const Element* __restrict__ o, const Element* __restrict__ dO, const float* __restrict__ lse,
-    float* __restrict__ delta, float* __restrict__ dq_acc, Element* __restrict__ dq,
-    Element* __restrict__ dk, Element* __restrict__ dv, const int heads, const int kv_heads,
-    const int seq_q, const int seq_kv, const Strides q_strides, const Strides k_strides,
-    const Strides v_strides, const Strides o_strides, const Strides do_strides,
-    const float scale_log2, const float scale) {
+    float* __restrict__ delta, Element* __restrict__ dq, Element* __restrict__ dk,
+    Element* __restrict__ dv, const int heads, const int kv_heads, const int seq_q,
+    const int seq_kv, const Strides q_strides, const Strides k_strides, const Strides v_strides,
+    const Strides o_strides, const Strides do_strides, const float scale_log2, const float scale) {
   // clang-format on
   extern __shared__ __align__(128) unsigned char smem_raw[];
   Element* k_tile = reinterpret_cast<Element*>(smem_raw);
@@ -784,15 +768,16 @@ v2_bwd_sm90_fp16_d33v48_causal_e36540ab(
 
   // The tiles of queries that see any of them, head after head of those that share the keys.
   const int group = heads / kv_heads;
+  const Span span = {seq_q, seq_kv};
   const int q_blocks = (seq_q + kBlockQ - 1) / kBlockQ;
-  const int first_tile = max(0, first_query_of(first_key, seq_q, seq_kv)) / kBlockQ;
-  const int q_tiles = q_blocks - first_tile;
+  const int first_tile = max(0, first_query_of(first_key, span)) / kBlockQ;
+  const int end_query = end_query_of(first_key + keys - 1, span);
+  const int q_tiles = max(0, (end_query + kBlockQ - 1) / kBlockQ - first_tile);
   const int steps = group * q_tiles;
   const auto head_at = [&](int t) { return kv_head * group + t / q_tiles; };
   const auto query_at = [&](int t) { return (first_tile + t % q_tiles) * kBlockQ; };
   const auto q_slot = [&](int t) { return slots + t % kSlots * kSlotElements; };
   const auto do_slot = [&](int t) { return q_slot(t) + kBlockQ * kD; };
-  const auto ds_tile = [&](int t) { return weight_tiles + t % 2 * kWeightElements; };
   const auto lse_slot = [&](int t) { return statistics + t % kSlots * 2 * kBlockQ; };
   const auto delta_slot = [&](int t) { return lse_slot(t) + kBlockQ; };
   const auto load = [&](int t) {
@@ -800,9 +785,9 @@ v2_bwd_sm90_fp16_d33v48_causal_e36540ab(
       const int head = head_at(t);
       const i64 query = query_at(t);
       const int rows = seq_q - int(query);
+      const i64 row = (batch * heads + head) * seq_q + query;
       const Element* q_source = q + head * q_strides.head + query * q_strides.seq;
       const Element* do_source = dO + head * do_strides.head + query * do_strides.seq;
-      const i64 row = (batch * heads + head) * seq_q + query;
       copy_tile<kBlockQ, kD, kHeadDim>(q_slot(t), q_source, q_strides.seq, rows);
       copy_tile<kBlockQ, kDV, kHeadDimV>(do_slot(t), do_source, do_strides.seq, rows);
       for (int i = threadIdx.x; i < kBlockQ; i += kThreads) {
@@ -812,11 +797,6 @@ v2_bwd_sm90_fp16_d33v48_causal_e36540ab(
     }
     ptx::cp_async_commit_group();
   };
-  const auto add_dq = [&](int t) {
-    const i64 block = (batch * heads + head_at(t)) * q_blocks + query_at(t) / kBlockQ;
-    add_query_gradient(dq_acc + block * (kBlockQ * kD), ds_tile(t), k_tile);
-  };
-
   copy_tile<kBlockKV, kD, kHeadDim>(k_tile, k, k_strides.seq, keys);
   copy_tile<kBlockKV, kDV, kHeadDimV>(v_tile, v, v_strides.seq, keys);
   load(0);
@@ -826,80 +806,125 @@ v2_bwd_sm90_fp16_d33v48_causal_e36540ab(
   zero(dk_acc);
   zero(dv_acc);
   const int warp_key = first_key + warp_keys();
-  // What is left to do of tile t when all warps have left their part.
-  const auto finish_tile = [&](int t) {
-    if (t < 0) return;
-    add_dq(t);
-  };
-  const int last_key = warp_key + kWarpKeys - 1;
   for (int t = 0; t < steps; ++t) {
-    // Tile t has arrived, and every warp has made S of tile t - 1 and left its dS.
+    // Tile t has arrived, and every warp is done with tile t - 1.
     ptx::cp_async_wait_group<0>();
     __syncthreads();
     load(t + 1);
-    finish_tile(t - 1);
     const int query = query_at(t);
-    const bool masked = last_key >= seq_kv || query < first_query_of(last_key, seq_q, seq_kv);
+    const bool masked = crosses_mask(warp_key, query, span);
 #pragma unroll 1
     for (int step = warp_part() * kStepQ; step < kBlockQ; step += kStepQ * kSplit) {
       Scores<kStepQ> s;
       Weights p, ds;
       scores<kD, kStepQ>(s, k_tile, q_slot(t) + step * kD);
       weights(s, lse_slot(t) + step, scale_log2);
-      if (masked) mask_weights<kStepQ>(s, warp_key, query + step, seq_q, seq_kv);
+      if (masked) mask_weights<kStepQ>(s, warp_key, query + step, span);
 #pragma unroll
       for (int part = 0; part < kStepQ; part += kPartQ) {
         Scores<kPartQ> dp;
         scores<kDV, kPartQ>(dp, v_tile, do_slot(t) + (step + part) * kDV);
         score_gradient(dp, s, delta_slot(t) + step + part, part);
-        if (masked) mask_weights<kPartQ>(dp, warp_key, query + step + part, seq_q, seq_kv);
+        if (masked) mask_weights<kPartQ>(dp, warp_key, query + step + part, span);
         round_weights<kPartQ>(ds, dp, part);
       }
       round_weights<kStepQ>(p, s, 0);
-      share_weights(ds_tile(t), ds, step);
       accumulate_step<kDV>(dv_acc, p, do_slot(t) + step * kDV);
       accumulate_step<kD>(dk_acc, ds, q_slot(t) + step * kD);
     }
   }
 
   ptx::cp_async_wait_group<0>();
-  __syncthreads();
-  finish_tile(steps - 1);
   __syncthreads();  // the tiles of K and V are free for dK and dV
+  const i64 apart = 1;  // rows from a key of this head to the next
   const i64 row = (batch * kv_heads + kv_head) * seq_kv + first_key;
-  store_rows<kD, kHeadDim>(k_tile, dk_acc, scale, dk + row * kHeadDim, keys);
-  store_rows<kDV, kHeadDimV>(v_tile, dv_acc, 1.f, dv + row * kHeadDimV, keys);
+  store_rows<kD, kHeadDim>(k_tile, dk_acc, scale, dk + row * kHeadDim, apart * kHeadDim, keys);
+  store_rows<kDV, kHeadDimV>(v_tile, dv_acc, 1.f, dv + row * kHeadDimV, apart * kHeadDimV, keys);
 }
 
+// The second pass: dQ alone. A thread block takes as many queries as the other kernel takes keys, and
+// walks the keys that they see in tiles of as many as that kernel's tiles have queries: kBlockKV
+// queries by kBlockQ keys. P and dS are made once more, and dQ stays in registers.
 // clang-format off
-extern "C" __global__ void
-v2_bwd_sm90_fp16_d33v48_causal_e36540ab_finish(
+extern "C" __global__ void __maxnreg__(kRegisters)
+v2_bwd_sm80_bf16_d32_causal_secondpass_8696b9f6_queries(
     const Element* __restrict__ q, const Element* __restrict__ k, const Element* __restrict__ v,
     const Element* __restrict__ o, const Element* __restrict__ dO, const float* __restrict__ lse,
-    float* __restrict__ delta, float* __restrict__ dq_acc, Element* __restrict__ dq,
-    Element* __restrict__ dk, Element* __restrict__ dv, const int heads, const int kv_heads,
-    const int seq_q, const int seq_kv, const Strides q_strides, const Strides k_strides,
-    const Strides v_strides, const Strides o_strides, const Strides do_strides,
-    const float scale_log2, const float scale) {
+    float* __restrict__ delta, Element* __restrict__ dq, Element* __restrict__ dk,
+    Element* __restrict__ dv, const int heads, const int kv_heads, const int seq_q,
+    const int seq_kv, const Strides q_strides, const Strides k_strides, const Strides v_strides,
+    const Strides o_strides, const Strides do_strides, const float scale_log2, const float scale) {
   // clang-format on
-  const int q_blocks = (seq_q + kBlockQ - 1) / kBlockQ;
+  extern __shared__ __align__(128) unsigned char smem_raw[];
+  Element* q_tile = reinterpret_cast<Element*>(smem_raw);
+  Element* do_tile = q_tile + kBlockKV * kD;
+  Element* slots = do_tile + kBlockKV * kDV;  // tiles of K and V
+  // This block's queries. Under a causal mask the last ones see the most keys.
+  const int q_blocks = (seq_q + kBlockKV - 1) / kBlockKV;
+  const int first_query = (q_blocks - 1 - blockIdx.x % q_blocks) * kBlockKV;
   const i64 head_of_all = blockIdx.x / q_blocks;
-  const int first = blockIdx.x % q_blocks * kBlockQ;
-  const float* dq_tile = dq_acc + i64(blockIdx.x) * kBlockQ * kD;
-  const int lane = threadIdx.x % 32;
-  dq += head_of_all * seq_q * kHeadDim;
-  for (int unit = threadIdx.x / 32; unit < kUnits; unit += kWarps) {
-    const float* source = dq_tile + unit * kUnitElements;
-    for (int i = 0; i < kUnitCols / 4; ++i) {
-      const int column = unit_column(unit) + i % (kUnitCols / 8) * 8 + lane % 4 * 2;
-      const i64 query = first + unit_query(unit) + i / (kUnitCols / 8) * 16 + lane / 4;
-      float x[4];
+  const i64 batch = head_of_all / heads, head = head_of_all % heads;
+  const i64 kv_head = head / (heads / kv_heads);
+  const int rows = min(kBlockKV, seq_q - first_query);
+  const i64 first_row = head_of_all * seq_q + first_query;
+  q += batch * q_strides.batch + head * q_strides.head + first_query * q_strides.seq;
+  dO += batch * do_strides.batch + head * do_strides.head + first_query * do_strides.seq;
+  k += batch * k_strides.batch + kv_head * k_strides.head;
+  v += batch * v_strides.batch + kv_head * v_strides.head;
+
+  // The tiles of keys that any of them sees.
+  const int last_key = last_key_of(first_query + rows - 1, seq_q, seq_kv);
+  const int steps = max(0, last_key + kBlockQ) / kBlockQ;
+  const auto k_slot = [&](int t) { return slots + t % kSlots * kSlotElements; };
+  const auto v_slot = [&](int t) { return k_slot(t) + kBlockQ * kD; };
+  const auto load = [&](int t) {
+    if (t < steps) {
+      const i64 key = t * kBlockQ;
+      const int left = seq_kv - int(key);
+      copy_tile<kBlockQ, kD, kHeadDim>(k_slot(t), k + key * k_strides.seq, k_strides.seq, left);
+      copy_tile<kBlockQ, kDV, kHeadDimV>(v_slot(t), v + key * v_strides.seq, v_strides.seq, left);
+    }
+    ptx::cp_async_commit_group();
+  };
+
+  copy_tile<kBlockKV, kD, kHeadDim>(q_tile, q, q_strides.seq, rows);
+  copy_tile<kBlockKV, kDV, kHeadDimV>(do_tile, dO, do_strides.seq, rows);
+  load(0);
+
+  RowStatistics row_lse, row_delta;
+  load_statistics(row_lse, lse + first_row, rows);
+  load_statistics(row_delta, delta + first_row, rows);
+  Accumulator<kD> dq_acc;
+  zero(dq_acc);
+  const int all_see = last_key_of(first_query + warp_keys(), seq_q, seq_kv);  // keys up to this one
+  for (int t = 0; t < steps; ++t) {
+    // Tile t has arrived, and every warp has made S of tile t - 1.
+    ptx::cp_async_wait_group<0>();
+    __syncthreads();
+    load(t + 1);
+    const int key = t * kBlockQ;
+    const bool masked = key + kBlockQ - 1 > all_see;
+#pragma unroll 1
+    for (int step = warp_part() * kStepQ; step < kBlockQ; step += kStepQ * kSplit) {
+      Scores<kStepQ> s;
+      Weights ds;
+      scores<kD, kStepQ>(s, q_tile, k_slot(t) + step * kD);
+      weights_of_rows(s, row_lse, scale_log2);
 #pragma unroll
-      for (int r = 0; r < 4; ++r) x[r] = scale * source[unit_place(i, r)];
-      if (query < seq_q) store_two(dq + query * kHeadDim, column, x[0], x[1]);
-      if (query + 8 < seq_q) store_two(dq + (query + 8) * kHeadDim, column, x[2], x[3]);
+      for (int part = 0; part < kStepQ; part += kPartQ) {
+        Scores<kPartQ> dp;
+        scores<kDV, kPartQ>(dp, do_tile, v_slot(t) + (step + part) * kDV);
+        score_gradient_of_rows(dp, s, row_delta, part);
+        if (masked) mask_rows(dp, first_query, key + step + part, seq_q, seq_kv);
+        round_weights<kPartQ>(ds, dp, part);
+      }
+      accumulate_step<kD>(dq_acc, ds, k_slot(t) + step * kD);
     }
   }
+
+  ptx::cp_async_wait_group<0>();
+  __syncthreads();  // Q has arrived, even where there was no step, and its tile is free for dQ
+  store_rows<kD, kHeadDim>(q_tile, dq_acc, scale, dq + first_row * kHeadDim, kHeadDim, rows);
 }
 
 #ifdef FASIM_MAIN
@@ -915,7 +940,7 @@ __global__ void fill(Element* x, i64 n, u32 seed) {
   const i64 i = blockIdx.x * i64(blockDim.x) + threadIdx.x;
   const u32 hash = (u32(i) * 2654435761u ^ seed) * 2246822519u;
   const float value = float(hash >> 8) / (1 << 23) - 1.f;
-  if (i < n) x[i] = u16(ptx::cvt_f16x2(value, value));
+  if (i < n) x[i] = u16(ptx::cvt_bf16x2(value, value));
 }
 
 template <typename T>
@@ -946,9 +971,12 @@ int main(int argc, char** argv) {
   const Strides v_strides = contiguous(kv_heads, seq_kv, kHeadDimV);
   const Strides o_strides = contiguous(heads, seq_q, kHeadDimV);
   const Strides do_strides = o_strides;
-  const float scale = 1.f / sqrtf(kHeadDim), scale_log2 = kLog2e * scale;
+  const float scale = 1.f / sqrtf(kHeadDim);
   const int q_grid = batch * heads * ((seq_q + kBlockQ - 1) / kBlockQ);
   const int kv_grid = batch * kv_heads * ((seq_kv + kBlockKV - 1) / kBlockKV);
+
+  const float scale_log2 = 1.442695041f / sqrtf(kHeadDim);
+
   Element* q = input(rows * kHeadDim, 1);
   Element* k = input(keys * kHeadDim, 2);
   Element* v = input(keys * kHeadDimV, 3);
@@ -956,18 +984,19 @@ int main(int argc, char** argv) {
   Element* dO = input(rows * kHeadDimV, 5);
   float* lse = device_array<float>(rows);
   float* delta = device_array<float>(rows);
-  float* dq_acc = device_array<float>(i64(q_grid) * kBlockQ * kD);
   Element* dq = device_array<Element>(rows * kHeadDim);
   Element* dk = device_array<Element>(keys * kHeadDim);
   Element* dv = device_array<Element>(keys * kHeadDimV);
-  const auto prepare = v2_bwd_sm90_fp16_d33v48_causal_e36540ab_prepare;
-  const auto kernel = v2_bwd_sm90_fp16_d33v48_causal_e36540ab;
-  const auto finish = v2_bwd_sm90_fp16_d33v48_causal_e36540ab_finish;
+  const auto prepare = v2_bwd_sm80_bf16_d32_causal_secondpass_8696b9f6_prepare;
+  const auto kernel = v2_bwd_sm80_bf16_d32_causal_secondpass_8696b9f6;
+  const auto queries = v2_bwd_sm80_bf16_d32_causal_secondpass_8696b9f6_queries;
+  const int queries_grid = batch * heads * ((seq_q + kBlockKV - 1) / kBlockKV);
+  cudaFuncSetAttribute(queries, cudaFuncAttributeMaxDynamicSharedMemorySize, kSmemBytes);
   cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSmemBytes);
   const auto launch = [&](auto entry, int grid, int smem_bytes) {
     // clang-format off
     entry<<<grid, kThreads, smem_bytes>>>(
-        q, k, v, o, dO, lse, delta, dq_acc, dq, dk, dv, heads, kv_heads, seq_q, seq_kv, q_strides,
+        q, k, v, o, dO, lse, delta, dq, dk, dv, heads, kv_heads, seq_q, seq_kv, q_strides,
         k_strides, v_strides, o_strides, do_strides, scale_log2, scale);
     // clang-format on
   };
@@ -979,7 +1008,7 @@ int main(int argc, char** argv) {
     cudaEventRecord(start);
     launch(prepare, q_grid, 0);
     launch(kernel, kv_grid, kSmemBytes);
-    launch(finish, q_grid, 0);
+    launch(queries, queries_grid, kSmemBytes);
     cudaEventRecord(stop);
     cudaEventSynchronize(stop);
     cudaEventElapsedTime(&ms, start, stop);

@@ -1,0 +1,28 @@
+//% if kernel.softcap
+  const float softcap = 50.f;
+  const float softcap_scale = 1.f / (softcap * sqrtf(kHeadDim));
+  const float softcap_log2 = 1.442695041f * softcap;
+//% else
+  const float scale_log2 = 1.442695041f / sqrtf(kHeadDim);
+//% endif
+//% if kernel.mask == "window"
+  const int window_left = 1023, window_right = 0;
+//% endif
+//% if kernel.bias == "alibi"
+  const auto slope = [&](i64 h) { return exp2f(-8.f * (h + 1) / heads); };
+  const float* slopes = made<float>(heads, slope);
+//% elif kernel.bias_dtype
+  const Bias* bias = made<Bias>(i64(seq_q) * seq_kv, [](i64) { return Bias(0); });
+  const Strides bias_strides = {0, 0, seq_kv};
+//% endif
+//% if kernel.scaled
+  const auto one = [](i64) { return 1.f; };
+  const float* q_scale = made<float>(i64(batch) * heads, one);
+  const float* k_scale = made<float>(i64(batch) * kv_heads, one);
+  const float* v_scale = made<float>(i64(batch) * kv_heads, one);
+//% endif
+//% if kernel.varlen
+  const int longest_q = seq_q,$(" longest_k = seq_kv," if kernel.pass_ == "bwd") total_q = batch * seq_q;
+  const int* cu_seqlens_q = made<int>(batch + 1, [&](i64 i) { return int(i * seq_q); });
+  const int* cu_seqlens_k = made<int>(batch + 1, [&](i64 i) { return int(i * seq_kv); });
+//% endif
