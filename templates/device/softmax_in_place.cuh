@@ -6,6 +6,7 @@
 struct RowState {  // of the two rows of a thread
   float max[2];  // the largest score when it was last looked for
   float sum[2];
+  bool settled;  // all rows of the warp are
 };
 
 constexpr float kLargestSum = 16384.f;  // of a lane's weights in one tile; fp16 ends at 65504
@@ -14,7 +15,7 @@ constexpr float kLargestSum = 16384.f;  // of a lane's weights in one tile; fp16
 constexpr float kHugeExponent = 262144.f;
 
 __device__ __forceinline__ void reset(RowState& row) {
-  row = {{-kInfinity, -kInfinity}, {0.f, 0.f}};
+  row = {{-kInfinity, -kInfinity}, {0.f, 0.f}, false};
 }
 
 // Whether a row has a reference that a fused multiply-add may take away.
@@ -41,6 +42,7 @@ __device__ __forceinline__ void move_to(RowState& row, Accumulator& o, const flo
     row.sum[half] *= factor[half];
     row.max[half] = max[half];
   }
+  row.settled = all_settled(row, scale_log2);
   if (fresh) return;
 #pragma unroll
   for (int i = 0; i < kDV / 2; ++i) o[0][i / 4][i % 4] *= factor[i / 2 % 2];
@@ -127,7 +129,7 @@ template <typename Rescored>
 __device__ __forceinline__ void weigh(Scores& s, Accumulator& o, RowState& row, float scale_log2,
                                       bool fresh, const Rescored& rescored) {
   float sum[2], shift[2] = {row.max[0] * scale_log2, row.max[1] * scale_log2};
-  if (!all_settled(row, scale_log2)) settle(s, o, row, shift, scale_log2, fresh);
+  if (!row.settled) settle(s, o, row, shift, scale_log2, fresh);
   exponentials(s, shift, scale_log2);
   add_up(sum, s);
   if (__any_sync(~0u, fmaxf(sum[0], sum[1]) > kLargestSum)) {

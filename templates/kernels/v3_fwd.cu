@@ -185,8 +185,10 @@ $(parameters(kernel))) {
   while (more) {  // p holds the weights of tile n; whose scores are next?
     const bool ends = tile == last_tile;
     if (!ends) --tile;
-    if (ends) more = begin();
-    if (__all_sync(~0u, !more)) break;  // a vote: that the warp stays together, the compiler sees
+    if (ends) {
+      more = begin();
+      if (__all_sync(~0u, !more)) break;  // a vote: the compiler sees that the warp stays together
+    }
     start(n + 1);
     start_values_of(n);
     pass_turn(warpgroup);
