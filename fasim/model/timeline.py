@@ -49,11 +49,12 @@ SYNC_CLOCKS = {"fwd": 250.0, "bwd": 2000.0}
 # A block's life outside its steps: its start, first loads, last stores.
 MMA_BLOCK_CLOCKS = {"fwd": 5000.0, "bwd": 6000.0}
 # ---- wgmma kernels (V3): a warpgroup's softmax runs under the other's matmul ----
-# Clocks that a step shows of the shorter of the two where it is as long as the other, and less in
-# proportion where it is shorter, and more beyond 128 keys; share that two warpgroups show of what their softmax exceeds half
-# of their matmul by, as one has to wait for the other then. Clocks of a tile of queries besides its
-# steps: of all, of one whose Q has to wait for the last, of each step that masks. Tiles that the
-# ragged end of a masked launch costs. Fitted to eight tiles at 16,384 keys on an H200, and to 512.
+# Clocks that a step shows of the shorter of the two where it is as long as the other, less in
+# proportion where it is shorter, and more beyond 128 keys; share that two warpgroups show of what
+# their softmax exceeds half of their matmul by, as one has to wait for the other then. Clocks of a
+# tile of queries besides its steps: of all, of one whose Q has to wait for the last, of each step
+# that masks. Tiles that the ragged end of a masked launch costs. Fitted to eight tiles at 16,384
+# keys on an H200, and to 512.
 WGMMA_SHOWN_CLOCKS, WGMMA_WAITS = 700.0, 0.4
 WGMMA_TILE_CLOCKS, ONE_Q_CLOCKS, MASKED_STEP_CLOCKS = 2200.0, 3500.0, 1000.0
 WGMMA_SHOWS, WGMMA_SYNC_CLOCKS = 0.2, 60.0  # backward: share of the shorter, a step's barriers
