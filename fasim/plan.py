@@ -37,6 +37,9 @@ PACKED_SIZES = {
     "bwd": ("heads", "kv_heads", "longest_q", "longest_k", "total_q"),
 }
 V3_SIZES = ("batch", *SIZES, "heads_together")
+V3_PACKED_SIZES = ("batch", "heads", "kv_heads", "longest_q", "longest_k", "total_q", "heads_together")
+# Of a packed tensor that V3 takes as a map: the length of the longest sequence.
+LONGEST = {"q": "longest_q", "k": "longest_k", "v": "longest_k", "o": "longest_q"}
 MAPPED = ("q", "k", "v", "o")  # what V3 moves by TMA, which takes a map of each tensor
 STRIDED = {"fwd": ("q", "k", "v", "o"), "bwd": ("q", "k", "v", "o", "do")}
 SCALE_INPUTS = ("q_scale", "k_scale", "v_scale")  # of e4m3: real values are stored * scale
@@ -256,7 +259,9 @@ class KernelSpec:
         maps = [(f"{name}_map", "map") for name in MAPPED] if self.algo == "v3" else []
         pointers = [(n, "ptr") for n in (*POINTERS[self.variant, self.pass_], *self.option_inputs)]
         lengths = PACKED_SIZES[self.pass_] if self.varlen else SIZES
-        names = V3_SIZES if self.algo == "v3" else (*lengths, *["splits"] * self.splits)
+        names = (*lengths, *["splits"] * self.splits)
+        if self.algo == "v3":
+            names = V3_PACKED_SIZES if self.varlen else V3_SIZES
         sizes = [(name, "i32") for name in names]
         strided = () if self.algo == "v3" else STRIDED[self.pass_]
         strided += ("bias",) if self.bias_dtype else ()
@@ -651,8 +656,8 @@ def _nonsense_v3(kernel: KernelSpec) -> Iterator[str]:
         yield f"V3 is made for sm_90a, not {kernel.arch}"
     if kernel.dtype not in LAZY_DTYPES or kernel.out_dtype != kernel.dtype:
         yield f"no template makes V3 from {kernel.dtype} to {kernel.out_dtype}"
-    if kernel.varlen or kernel.bias_dtype:
-        yield "no template makes V3 with a dense bias or packed sequences"
+    if why := untakable(kernel.head_dim, kernel.head_dim_v, kernel.dtype):
+        yield why
 
 
 def _ragged_v3(tile: Tile) -> Iterator[str]:
@@ -731,6 +736,13 @@ def scale_shapes(problem: Problem) -> dict[str, tuple[int, ...]]:
 def matrix_granule(dtype: str) -> int:
     """Elements in 32 bytes of a row, the depth of a matrix product's step (fp32 as 16 bits)."""
     return 32 if dtype == "e4m3" else 16
+
+
+def untakable(head_dim: int, head_dim_v: int, dtype: str) -> str:
+    """Why TMA cannot take contiguous rows that long; "" if it can."""
+    rows = (n * DTYPE_BYTES[dtype] for n in (head_dim, head_dim_v))
+    wrong = next((row for row in rows if row % TMA_BYTES), 0)
+    return f"TMA takes rows of whole {TMA_BYTES} bytes, not of {wrong}" if wrong else ""
 
 
 def slabs(head_dim: int, dtype: str = "fp16") -> int:

@@ -22,7 +22,16 @@ from fasim.model.silicon import rates
 from fasim.model.tiles import Ints, Tiles, round_up
 from fasim.model.timeline import Times
 from fasim.model.traffic import Bytes
-from fasim.plan import FORMS, LAZY_DTYPES, POINTERS, REPEATING_DTYPES, KernelSpec, Plan, Tile
+from fasim.plan import (
+    FORMS,
+    LAZY_DTYPES,
+    POINTERS,
+    REPEATING_DTYPES,
+    KernelSpec,
+    Plan,
+    Tile,
+    untakable,
+)
 from fasim.problem import Problem
 
 ALGOS = ("standard", "v1", "v2", "v3")
@@ -89,13 +98,11 @@ def _v3(problem: Problem, pass_: str) -> str:
         f"the {pass_} pass": pass_ != "fwd",
         problem.dtype: problem.dtype not in LAZY_DTYPES,
         f"{problem.out_dtype} output": problem.out_dtype != problem.dtype,
-        "a window": problem.mask == "window",
-        "a softcap": problem.softcap > 0,
-        "a bias": problem.bias != "none",
-        "packed sequences": problem.varlen,
     }
     names = " and ".join(name for name, wanted in asked.items() if wanted)
-    return names and f"v3 with {names} is planned, not generated yet"
+    if names:
+        return f"v3 with {names} is planned, not generated yet"
+    return untakable(problem.head_dim, problem.head_dim_v, problem.dtype)
 
 
 def _beyond_plain(problem: Problem, algo: str) -> str:

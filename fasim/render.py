@@ -307,10 +307,13 @@ def softmax_factor(kernel: KernelSpec) -> str:
 
 
 def score_terms(kernel: KernelSpec) -> str:
-    """The initialiser of ScoreTerms. A backward block serves several heads, each with its bias."""
+    """The initialiser of ScoreTerms. A block of a backward pass or of V3 serves several heads, each
+    with its bias."""
     factors = [name for name in kernel.factors if name != "scale"]
-    bias = ["head_bias" if kernel.pass_ == "bwd" else "bias", "bias_strides.seq"]
-    terms = {"none": [], "alibi": ["slopes[head] * kLog2e"]}.get(kernel.bias, bias)
+    one_head = kernel.pass_ == "fwd" and kernel.algo != "v3"
+    bias = ["bias" if one_head else "head_bias", "bias_strides.seq"]
+    slope = "slope_log2" if kernel.algo == "v3" else "slopes[head] * kLog2e"
+    terms = {"none": [], "alibi": [slope]}.get(kernel.bias, bias)
     return ", ".join([_score_factor(kernel), *factors[1:], *terms])
 
 
@@ -348,7 +351,8 @@ def matrix_instructions(kernel: KernelSpec) -> tuple[str, ...]:
 
 def score_call(kernel: KernelSpec, key: str) -> str:
     """The arguments of finish_scores: where the scores lie matters to a bias only."""
-    places = [] if kernel.bias == "none" else ["warp_query", key, "seq_q", "seq_kv"]
+    ends = ["span.seq_q", "span.seq_kv"] if kernel.algo == "v3" else ["seq_q", "seq_kv"]
+    places = [] if kernel.bias == "none" else ["warp_query", key, *ends]
     return ", ".join(["s", "terms", *places])
 
 

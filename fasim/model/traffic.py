@@ -88,9 +88,9 @@ def _option_reads_bwd(problem: Problem, algo: str, tiles: Tiles) -> dict[str, An
 
 
 def _option_reads(problem: Problem, algo: str, tiles: Tiles) -> dict[str, Any]:
-    """What only some kernels read forward. Every thread reads its head's slope and scale factors
-    and its sequence's ends; a dense bias is read once wherever a q tile (V2: a warp's rows) meets
-    the keys it visits.
+    """What only some kernels read forward. Every thread (V3: that computes) reads its head's slope
+    and scale factors and (V3: one that loads) its sequence's ends; a dense bias is read once
+    wherever a q tile (V2: a warp's rows) meets the keys it visits.
     """
     p, heads = problem, problem.batch * problem.heads
     seen = visits(problem, tiles.block_q, tiles.step_kv)
@@ -103,7 +103,8 @@ def _option_reads(problem: Problem, algo: str, tiles: Tiles) -> dict[str, Any]:
         rows = tiles.rows_apart(algo, p.dtype)
         reads["bias"] = heads * visits(problem, rows, tiles.step_kv).pairs * p.bias_bytes
     if p.varlen:
-        reads |= {"cu_seqlens_q": 8 * threads, "cu_seqlens_k": 8 * threads}
+        readers = heads * seen.q_tiles if algo == "v3" else threads
+        reads |= {"cu_seqlens_q": 8 * readers, "cu_seqlens_k": 8 * readers}
     if p.dtype == "e4m3":
         reads |= dict.fromkeys(SCALE_INPUTS, 4 * threads)
     return reads
