@@ -37,6 +37,7 @@ from fasim.plan import (
     slabs,
     v3_layouts,
     v3_smem,
+    v3_value_rows,
 )
 from fasim.problem import Problem
 
@@ -187,13 +188,15 @@ def _v2_smem(case: _Case) -> Iterator[Part]:
 
 def _v3_smem(case: _Case) -> Iterator[Part]:
     p, tile = case.problem, case.tile
-    d, dv = slabs(p.head_dim, p.dtype), slabs(p.head_dim_v, p.dtype)
-    layouts = v3_layouts(p.head_dim_v)
-    fitting = (x for x in layouts if v3_smem(p.head_dim, p.head_dim_v, tile, *x) <= HOPPER_SMEM)
+    d, of_o = slabs(p.head_dim, p.dtype), slabs(p.head_dim_v)
+    layouts, dims = v3_layouts(p.head_dim_v), (p.head_dim, p.head_dim_v, p.dtype)
+    fitting = (x for x in layouts if v3_smem(*dims, tile, *x) <= HOPPER_SMEM)
     count, parts = next(fitting, layouts[-1])
     yield _product("tiles of Q, in slabs of 128 bytes", count, tile.block_q, d, SLAB_BYTES)
-    yield _product("O on its way out", tile.block_q, dv // parts, SLAB_BYTES)
-    yield _product("stages of K and V", tile.stages, tile.block_kv, d + dv, SLAB_BYTES)
+    yield _product("O on its way out", tile.block_q, of_o // parts, SLAB_BYTES)
+    yield _product("stages of K", tile.stages, tile.block_kv, d, SLAB_BYTES)
+    of_v = v3_value_rows(p.head_dim_v, p.dtype, tile)
+    yield _product("stages of V", tile.stages, of_v, SLAB_BYTES)
     yield _product("barriers, 1 / l, alignment", V3_TAIL_BYTES)
 
 
@@ -473,6 +476,8 @@ def _v3_fwd_registers(case: _Case) -> Iterator[Part]:
     yield Part("S, fp32", f"{keys} keys / 2", keys // 2)
     yield Part("O, fp32", f"{dv} / 2", dv // 2)
     yield Part("P", f"{keys} keys x {e} / 8", keys * e // 8)
+    if sums := footprint.tile_sums(case.problem):
+        yield Part("sums of a tile, and of weights", "", sums)
     yield Part("the rest", "", V3_BASE)
 
 

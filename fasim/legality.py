@@ -22,6 +22,7 @@ from fasim.plan import (
     LEAST_QUERY_STEP,
     LOADER_THREADS,
     QUERY_STEP,
+    SLAB_BYTES,
     WARPGROUP,
     WARPGROUP_ROWS,
     matrix_granule,
@@ -233,6 +234,14 @@ def _whole_steps() -> Rule:
     )
 
 
+def _whole_slabs() -> Rule:
+    """Where wgmma multiplies bytes V is transposed, in slabs of 128 keys."""
+    return Rule(
+        lambda c: (c.tiles.block_kv % SLAB_BYTES == 0) | np.full(len(c), c.problem.dtype != "e4m3"),
+        lambda c, i: f"block_kv {c.tiles.block_kv[i]} is not whole slabs of {SLAB_BYTES} keys of V",
+    )
+
+
 def _one_step() -> Rule:
     """Only V1 keeps more keys in shared memory than it scores at once."""
     return Rule(
@@ -382,7 +391,7 @@ RULES: dict[tuple[str, str], tuple[Rule, ...]] = {
         *(_whole_packed_rows(), _shared_keys(), _fp32_columns(), _parts_fit()),
         *_LIMITS,
     ),
-    ("v3", "fwd"): (*_V3, _whole_warpgroup_rows(), *_LIMITS),
+    ("v3", "fwd"): (*_V3, _whole_warpgroup_rows(), _whole_slabs(), *_LIMITS),
     ("v1", "bwd"): (*_OWNED, _one_stage(), _own_keys(), *_LIMITS),
     **{(name, "bwd"): (*_KEYS, *_LIMITS) for name in ("v2", *(f"v2_{form}" for form in FORMS))},
     ("v3", "bwd"): (*_V3, *_LIMITS),

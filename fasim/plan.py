@@ -26,6 +26,7 @@ POINTERS = {  # by algorithm and pass; every kernel of a file takes the same par
     ("v2", "fwd"): ("q", "k", "v", "o", "lse"),
     ("v2_split", "fwd"): ("q", "k", "v", "o", "lse", "o_part", "m_part", "l_part"),
     ("v3", "fwd"): ("lse",),
+    ("v3_e4m3", "fwd"): ("v", "vt", "lse"),
     ("v1", "bwd"): (*_GIVEN, "delta", "dq_acc", *_GRADIENTS),
     ("v2", "bwd"): (*_GIVEN, "delta", "dq_acc", *_GRADIENTS),
     ("v2_ordered", "bwd"): (*_GIVEN, "delta", "dq_acc", "turns", *_GRADIENTS),
@@ -40,7 +41,8 @@ V3_SIZES = ("batch", *SIZES, "heads_together")
 V3_PACKED_SIZES = ("batch", "heads", "kv_heads", "longest_q", "longest_k", "total_q", "heads_together")
 # Of a packed tensor that V3 takes as a map: the length of the longest sequence.
 LONGEST = {"q": "longest_q", "k": "longest_k", "v": "longest_k", "o": "longest_q"}
-MAPPED = ("q", "k", "v", "o")  # what V3 moves by TMA, which takes a map of each tensor
+# What V3 moves by TMA, which takes a map of each tensor; in e4m3 V transposed, by a kernel before.
+MAPPED = {"v3": ("q", "k", "v", "o"), "v3_e4m3": ("q", "k", "vt", "o")}
 STRIDED = {"fwd": ("q", "k", "v", "o"), "bwd": ("q", "k", "v", "o", "do")}
 SCALE_INPUTS = ("q_scale", "k_scale", "v_scale")  # of e4m3: real values are stored * scale
 # Read by those with the option.
@@ -61,6 +63,8 @@ MADE: dict[str, tuple[str | bool, ...]] = {
     "splits": (False, True),
     "dq": ("atomic", "ordered", "second_pass"),
 }
+E4M3_VARIANTS = (("v2", "fwd"), ("v3", "fwd"))
+V3_DTYPES = {"fp16": ("fp16",), "bf16": ("bf16",), "e4m3": ("fp16", "bf16")}  # to which of O
 LAZY_DTYPES = ("fp16", "bf16")  # V2 moves their softmax reference only where a weight grows large
 # How V2 backward sums dQ so that every run gives the same bits: additions in the order of the keys,
 # or a kernel of its own that adds in registers.
@@ -74,6 +78,9 @@ LEAST_QUERY_STEP = {"fp32": 8, "fp16": 16, "bf16": 16}  # for each 16 keys of th
 # that loads; columns of a tile's slabs, rows of 128 bytes; the most shared memory of a block.
 WARPGROUP, WARPGROUP_ROWS, LOADER_THREADS = 4, 64, 128
 SLAB_BYTES, HOPPER_SMEM = 128, 232448
+# V3 in e4m3: a row of ones joins those of V transposed, whose keys fill whole slabs; threads of a
+# block that transposes, and the keys and columns of each.
+ONES, TRANSPOSERS, TRANSPOSED = 1, 128, (32, 4)
 TMA_BYTES = 16  # a tensor's address and its strides are multiples
 V3_TAIL_BYTES = 1024  # barriers and what else lies behind the tiles
 # Split keys: parts of a row at most, and what a block costs beside its tiles of keys, in tiles.
@@ -155,6 +162,17 @@ class KernelSpec:
     def variant(self) -> str:
         """The algorithm under the name of its template and of its equations in the model."""
         return variant_of(self.algo, self.splits, self.dq)
+
+    @property
+    def transposes(self) -> bool:
+        """Whether a kernel of the file lays out V anew, with the keys contiguous: wgmma multiplies
+        bytes only so."""
+        return self.algo == "v3" and self.dtype == "e4m3"
+
+    @property
+    def parameters(self) -> str:
+        """The variant under which POINTERS and MAPPED know what it takes."""
+        return f"{self.variant}_e4m3" if self.transposes else self.variant
 
     @property
     def digest(self) -> str:
@@ -256,14 +274,17 @@ class KernelSpec:
         """(name, type) in the order of the parameter list: maps, pointers, sizes, strides, factors,
         window. Types: map, a tensor's for TMA, ptr, i32, f32, and i64x3, a struct of three int64
         (batch, head, seq)."""
-        maps = [(f"{name}_map", "map") for name in MAPPED] if self.algo == "v3" else []
-        pointers = [(n, "ptr") for n in (*POINTERS[self.variant, self.pass_], *self.option_inputs)]
+        maps = [(f"{name}_map", "map") for name in MAPPED.get(self.parameters, ())]
+        names = (*POINTERS[self.parameters, self.pass_], *self.option_inputs)
+        pointers = [(name, "ptr") for name in names]
         lengths = PACKED_SIZES[self.pass_] if self.varlen else SIZES
         names = (*lengths, *["splits"] * self.splits)
         if self.algo == "v3":
             names = V3_PACKED_SIZES if self.varlen else V3_SIZES
         sizes = [(name, "i32") for name in names]
-        strided = () if self.algo == "v3" else STRIDED[self.pass_]
+        strided = STRIDED[self.pass_]
+        if self.algo == "v3":
+            strided = ("v",) if self.transposes else ()
         strided += ("bias",) if self.bias_dtype else ()
         strides = [(f"{name}_strides", "i64x3") for name in strided]
         factors = [(name, "f32") for name in self.factors]
@@ -367,9 +388,11 @@ class Plan:
         )
 
     def _boxes(self) -> dict[str, int]:
-        """A consumer's rows of Q and O, a tile's of K and V."""
+        """A consumer's rows of Q and O, a tile's of K and V, or all rows of V transposed, up to the
+        next 8 that wgmma takes."""
         rows, keys = WARPGROUP_ROWS, self.kernel.tile.block_kv
-        return {"q": rows, "k": keys, "v": keys, "o": rows}
+        of_v = {"vt": transposed_rows(self.kernel.head_dim_v)} if self.kernel.transposes else {"v": keys}
+        return {"q": rows, "k": keys, **of_v, "o": rows}
 
     def _stages(self, problem: Problem, splits: int) -> tuple[Stage, ...]:
         """The kernel; where it splits keys, then the one that combines: a warp a row. Backward one
@@ -379,11 +402,20 @@ class Plan:
         main = Stage(entry=stem, grid=grid, block=threads, smem_bytes=self.smem_bytes)
         if self.kernel.splits:
             return main, Stage(entry=f"{stem}_combine", grid=heads * problem.seq, block=WARP)
+        if self.kernel.transposes:
+            return self._transpose(problem), main
         if self.kernel.pass_ == "fwd":
             return (main,)
         blocks = heads * self._q_blocks(problem)
         before = Stage(entry=f"{stem}_prepare", grid=blocks, block=threads)
         return before, main, *self._after_main(problem, blocks)
+
+    def _transpose(self, problem: Problem) -> Stage:
+        """The kernel that lays out V anew, a thread for some keys and columns."""
+        (batch, heads, rows, keys), (at_once, columns) = transposed_shape(problem), TRANSPOSED
+        threads = batch * heads * (keys // at_once) * math.ceil(rows / columns)
+        grid = math.ceil(threads / TRANSPOSERS) if problem.seq else 0
+        return Stage(entry=f"{self.kernel.stem}_transpose", grid=grid, block=TRANSPOSERS)
 
     def _after_main(self, problem: Problem, blocks: int) -> tuple[Stage, ...]:
         """Backward, dQ is rounded; or made, by blocks of as many queries as others have keys."""
@@ -517,6 +549,8 @@ class Plan:
             parts = (*rows, splits)
             o_part = ((*parts, columns), "fp32")
             return {"o_part": o_part, "m_part": (parts, "fp32"), "l_part": (parts, "fp32")}
+        if self.kernel.transposes:
+            return {"vt": (transposed_shape(problem), self.kernel.dtype)}
         if self.kernel.algo != "v1":
             return {}
         return {"o_acc": ((*rows, columns), "fp32"), "m": (rows, "fp32"), "l": (rows, "fp32")}
@@ -603,7 +637,7 @@ class Plan:
             yield "only plain attention has split keys: no window, softcap, bias or varlen"
         if kernel.scaled != (kernel.dtype == "e4m3"):
             yield f"scales {kernel.scales!r} in {kernel.dtype}: e4m3 has them, and nothing else"
-        if kernel.dtype == "e4m3" and (kernel.variant, kernel.pass_) != ("v2", "fwd"):
+        if kernel.dtype == "e4m3" and (kernel.variant, kernel.pass_) not in E4M3_VARIANTS:
             yield f"no template makes the {kernel.variant} {kernel.pass_} kernel in e4m3"
         if kernel.dtype == "e4m3" and kernel.bias == "dense":
             yield "no template makes a kernel with a dense bias in e4m3"
@@ -654,10 +688,14 @@ def _ragged(kernel: KernelSpec) -> Iterator[str]:
 def _nonsense_v3(kernel: KernelSpec) -> Iterator[str]:
     if kernel.arch != "sm_90a":
         yield f"V3 is made for sm_90a, not {kernel.arch}"
-    if kernel.dtype not in LAZY_DTYPES or kernel.out_dtype != kernel.dtype:
+    if kernel.out_dtype not in V3_DTYPES.get(kernel.dtype, ()):
         yield f"no template makes V3 from {kernel.dtype} to {kernel.out_dtype}"
     if why := untakable(kernel.head_dim, kernel.head_dim_v, kernel.dtype):
         yield why
+    if kernel.transposes and (kernel.varlen or kernel.bias_dtype):
+        yield "no template makes V3 in e4m3 with a dense bias or packed sequences"
+    if kernel.transposes and kernel.tile.block_kv % SLAB_BYTES:
+        yield f"block_kv {kernel.tile.block_kv} is not whole slabs of {SLAB_BYTES} keys of V"
 
 
 def _ragged_v3(tile: Tile) -> Iterator[str]:
@@ -760,18 +798,39 @@ def v3_layouts(head_dim_v: int) -> list[tuple[int, int]]:
 
 def v3_layout(kernel: KernelSpec) -> tuple[int, int]:
     """The one of a kernel."""
-    choices = v3_layouts(kernel.head_dim_v)
-    fitting = (c for c in choices if v3_smem(kernel.head_dim, kernel.head_dim_v, kernel.tile, *c)
-               <= HOPPER_SMEM)  # fmt: skip
+    choices, dims = v3_layouts(kernel.head_dim_v), (kernel.head_dim, kernel.head_dim_v)
+    fitting = (c for c in choices if v3_smem(*dims, kernel.dtype, kernel.tile, *c) <= HOPPER_SMEM)
     return next(fitting, choices[-1])
 
 
-def v3_smem(head_dim: int, head_dim_v: int, tile: Any, q_stages: int, parts: int) -> Any:
+def v3_smem(
+    head_dim: int, head_dim_v: int, dtype: str, tile: Any, q_stages: int, parts: int
+) -> Any:
     """Bytes of V3's shared memory: tiles of Q, O or a part of it, stages of K and V. ``tile`` may
     be a Tile or arrays of what it holds."""
-    d, dv = slabs(head_dim), slabs(head_dim_v)
-    rows = tile.block_q * (q_stages * d + dv // parts)
-    return (rows + tile.stages * tile.block_kv * (d + dv)) * SLAB_BYTES + V3_TAIL_BYTES
+    d, of_o = slabs(head_dim, dtype), slabs(head_dim_v) // parts  # O has 16 bits
+    rows = tile.block_q * (q_stages * d + of_o)
+    keys = tile.stages * (tile.block_kv * d + v3_value_rows(head_dim_v, dtype, tile))
+    return (rows + keys) * SLAB_BYTES + V3_TAIL_BYTES
+
+
+def v3_value_rows(head_dim_v: int, dtype: str, tile: Any) -> Any:
+    """Rows of 128 bytes of a tile of V in V3's shared memory."""
+    if dtype == "e4m3":
+        return transposed_rows(head_dim_v) * (tile.block_kv // SLAB_BYTES)
+    return tile.block_kv * slabs(head_dim_v, dtype)
+
+
+def transposed_rows(head_dim_v: int) -> int:
+    """Rows of V transposed as a product takes them: whole matrix steps, and 8 with the ones."""
+    return padded(head_dim_v, "e4m3") + 8
+
+
+def transposed_shape(problem: Problem) -> tuple[int, ...]:
+    """(batch, kv_heads, rows, keys) of V transposed."""
+    keys = math.ceil(max(problem.seq_kv, 1) / SLAB_BYTES) * SLAB_BYTES
+    rows = padded(problem.head_dim_v, "e4m3") + ONES
+    return (problem.batch, problem.kv_heads, rows, keys)
 
 
 def padded(head_dim: int, dtype: str = "fp16") -> int:

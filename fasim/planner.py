@@ -27,6 +27,7 @@ from fasim.plan import (
     LAZY_DTYPES,
     POINTERS,
     REPEATING_DTYPES,
+    V3_DTYPES,
     KernelSpec,
     Plan,
     Tile,
@@ -96,8 +97,10 @@ def _v3(problem: Problem, pass_: str) -> str:
     """Why no V3 kernel is generated for the problem; empty if one is."""
     asked = {
         f"the {pass_} pass": pass_ != "fwd",
-        problem.dtype: problem.dtype not in LAZY_DTYPES,
-        f"{problem.out_dtype} output": problem.out_dtype != problem.dtype,
+        problem.dtype: problem.dtype not in V3_DTYPES,
+        f"{problem.out_dtype} output": problem.out_dtype not in V3_DTYPES.get(problem.dtype, ()),
+        "packed e4m3 sequences": problem.dtype == "e4m3" and problem.varlen,
+        "a dense bias in e4m3": problem.dtype == "e4m3" and problem.dense,
     }
     names = " and ".join(name for name, wanted in asked.items() if wanted)
     if names:

@@ -35,7 +35,9 @@ from fasim.plan import (
     Tile,
     padded,
     slabs,
+    transposed_rows,
     v3_layout,
+    v3_value_rows,
 )
 from fasim.problem import DTYPE_BYTES
 
@@ -187,14 +189,15 @@ def _places(tiles: Mapping[str, int]) -> list[tuple[str, int, int]]:
 def _v3_tiles(plan: Plan) -> dict[str, int]:
     """Bytes of every tile in shared memory, in their order, and of what lies behind them."""
     kernel, tile = plan.kernel, plan.kernel.tile
-    d, dv = (SLAB_BYTES * slabs(n, kernel.dtype) for n in (kernel.head_dim, kernel.head_dim_v))
+    d, of_o = SLAB_BYTES * slabs(kernel.head_dim, kernel.dtype), SLAB_BYTES * slabs(kernel.head_dim_v)
+    of_v = SLAB_BYTES * v3_value_rows(kernel.head_dim_v, kernel.dtype, tile)
     count, parts = v3_layout(kernel)
     rows = {f"Q, slot {i}": tile.block_q * d for i in range(count)}
     rows["O on its way out" if parts == 1 else f"1/{parts} of O on its way out"] = (
-        tile.block_q * dv // parts
+        tile.block_q * of_o // parts
     )
     rows |= {f"K, slot {i}": tile.block_kv * d for i in range(tile.stages)}
-    rows |= {f"V, slot {i}": tile.block_kv * dv for i in range(tile.stages)}
+    rows |= {f"V, slot {i}": of_v for i in range(tile.stages)}
     return rows | {"barriers, 1 / l, works": plan.smem_bytes - sum(rows.values())}
 
 
@@ -277,7 +280,7 @@ def _pointed(pass_: str, name: str) -> str:
     if name in _INPUT_TYPES:
         return f"const {_INPUT_TYPES[name]}"
     if pass_ == "fwd":
-        return "Output" if name == "o" else "float"
+        return {"o": "Output", "vt": "Element"}.get(name, "float")
     return _BACKWARD_TYPES.get(name, "float")
 
 
@@ -347,6 +350,23 @@ def matrix_instructions(kernel: KernelSpec) -> tuple[str, ...]:
         return product, "cvt_f16"
     kinds = dict.fromkeys(d for d in (kernel.dtype, kernel.out_dtype) if d != "fp32")
     return product, *(f"cvt_{PTX_TYPES[kind]}x2" for kind in kinds)
+
+
+def v3_instructions(kernel: KernelSpec) -> tuple[str, ...]:
+    """The wrappers that V3 needs for its types: of scores computed again, and of conversions."""
+    kinds = dict.fromkeys((kernel.dtype, kernel.out_dtype))
+    rounding = tuple(f"cvt_{PTX_TYPES[kind]}x2" for kind in kinds)
+    if kernel.scaled:
+        return ("ldmatrix_x4", "ldmatrix_x2", "mma_m16n8k32_e4m3", *rounding)
+    if kernel.bias_dtype:
+        return rounding
+    return ("ldmatrix_x2", "ldmatrix_x1", f"mma_m16n8k8_{PTX_TYPES[kernel.dtype]}", *rounding)
+
+
+def value_columns(kernel: KernelSpec) -> int:
+    """Columns of V3's product P V."""
+    width = kernel.head_dim_v
+    return transposed_rows(width) if kernel.transposes else padded(width)
 
 
 def score_call(kernel: KernelSpec, key: str) -> str:
@@ -462,7 +482,7 @@ def _environment() -> jinja2.Environment:
         *(hooked, softmax_factor, score_terms, score_call, score_columns_call, span_terms),
         *(longest_q, longest_k, dq_tile, head_rows, last_tile, warp_sees),
         *(mma, cvt, matrix_instructions, scale_of),
-        *(q_stages, output_parts, loader_registers, arch_flags),
+        *(q_stages, output_parts, loader_registers, arch_flags, v3_instructions, value_columns),
     )
     helpers |= {option.__name__: option for option in options}
     environment.globals.update(helpers, ctype=CTYPES.__getitem__, ptx_type=PTX_TYPES.__getitem__)

@@ -14,7 +14,15 @@ import numpy as np
 
 from fasim.gpu import Gpu
 from fasim.model.tiles import Ints, Tiles, ceil_div, padded, round_up
-from fasim.plan import HOPPER_SMEM, LAZY_DTYPES, WARP, v3_layouts, v3_smem
+from fasim.plan import (
+    HOPPER_SMEM,
+    LAZY_DTYPES,
+    WARP,
+    transposed_rows,
+    transposed_shape,
+    v3_layouts,
+    v3_smem,
+)
 from fasim.problem import Problem
 
 # Registers of a thread besides its accumulators: addresses, loop state, softmax statistics ...
@@ -174,7 +182,8 @@ def _v3_fwd_smem(problem: Problem, tiles: Tiles) -> Any:
     """Tiles of Q, O on its way out, stages of K and V, in slabs of 128-byte rows: the first layout
     that fits a block."""
     layouts = v3_layouts(problem.head_dim_v)
-    sizes = [v3_smem(problem.head_dim, problem.head_dim_v, tiles, *one) for one in layouts]
+    dims = (problem.head_dim, problem.head_dim_v, problem.dtype)
+    sizes = [v3_smem(*dims, tiles, *one) for one in layouts]
     return np.select([size <= HOPPER_SMEM for size in sizes], sizes, default=sizes[-1])
 
 
@@ -324,9 +333,15 @@ def gradient_columns(problem: Problem, tiles: Tiles) -> Ints:
 
 
 def _v3_fwd_registers(problem: Problem, tiles: Tiles) -> Any:
-    """A warpgroup of 128 threads owns 64 rows: S N/2, O D_v/2, P N e/8."""
-    p = tiles.block_kv * problem.element_bytes // 8
-    return tiles.block_kv // 2 + padded(problem.head_dim_v, problem.dtype) // 2 + p + V3_BASE
+    """A warpgroup of 128 threads owns 64 rows: S N/2, O D_v/2, P N e/8; in e4m3 also the sums of a
+    tile, with the column of ones."""
+    p, dv = tiles.block_kv * problem.element_bytes // 8, padded(problem.head_dim_v, problem.dtype)
+    return tiles.block_kv // 2 + dv // 2 + p + tile_sums(problem) + V3_BASE
+
+
+def tile_sums(problem: Problem) -> int:
+    """Registers of V3's sums of one tile, and of rounded weights in all, in e4m3."""
+    return (transposed_rows(problem.head_dim_v) // 2 + 2) * (problem.dtype == "e4m3")
 
 
 def _v3_bwd_registers(problem: Problem, tiles: Tiles) -> Any:

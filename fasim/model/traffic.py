@@ -17,7 +17,7 @@ from fasim.gpu import Gpu
 from fasim.model.footprint import Tensors, parts_bytes
 from fasim.model.tiles import Ints, Tiles, ceil_div, padded
 from fasim.model.visits import Visits, packed_visits, visits
-from fasim.plan import ABREAST, SCALE_INPUTS
+from fasim.plan import ABREAST, SCALE_INPUTS, transposed_shape
 from fasim.problem import Problem
 
 # Share of the L2 that a working set may fill and still be found there again.
@@ -67,6 +67,8 @@ def issued(problem: Problem, algo: str, pass_: str, tiles: Tiles) -> Bytes:
         return _second_pass(problem, tiles)
     seen = visits(problem, tiles.block_q, tiles.block_kv)
     moved = _ISSUED[algo, pass_](problem, seen, tiles.block_q)
+    if (algo, problem.dtype) == ("v3", "e4m3"):
+        moved = _with_transposed(problem, seen, tiles.block_kv, moved)
     reads = _option_reads if pass_ == "fwd" else _option_reads_bwd
     return Bytes.by_tensor({**moved.reads, **reads(problem, algo, tiles)}, moved.writes)
 
@@ -106,7 +108,8 @@ def _option_reads(problem: Problem, algo: str, tiles: Tiles) -> dict[str, Any]:
         readers = heads * seen.q_tiles if algo == "v3" else threads
         reads |= {"cu_seqlens_q": 8 * readers, "cu_seqlens_k": 8 * readers}
     if p.dtype == "e4m3":
-        reads |= dict.fromkeys(SCALE_INPUTS, 4 * threads)
+        readers = heads * seen.q_tiles if algo == "v3" else threads
+        reads |= dict.fromkeys(SCALE_INPUTS, 4 * readers)
     return reads
 
 
@@ -164,6 +167,17 @@ def _v2_fwd(problem: Problem, seen: Visits, block_q: Ints) -> Bytes:
         },
         {"o": heads * p.seq * p.head_dim_v * p.out_bytes, "lse": heads * p.seq * 4},
     )
+
+
+def _with_transposed(problem: Problem, seen: Visits, block_kv: Ints, moved: Bytes) -> Bytes:
+    """V3 in e4m3: a kernel before lays out V anew, of which whole slabs of keys are read."""
+    p, (_, _, rows, keys) = problem, transposed_shape(problem)
+    laid_out = p.batch * p.kv_heads * (seen.q_tiles > 0)
+    ragged = seen.kv_tiles * block_kv - p.seq_kv
+    last = (seen.steps * block_kv - seen.keys) // np.maximum(ragged, 1)  # visits of the last tile
+    walked = seen.keys + last * (keys - p.seq_kv)
+    reads = {"v": laid_out * p.seq_kv * p.head_dim_v, "vt": p.batch * p.heads * rows * walked}
+    return Bytes.by_tensor(moved.reads | reads, {**moved.writes, "vt": laid_out * rows * keys})
 
 
 def _v2_split(problem: Problem, tiles: Tiles) -> Bytes:

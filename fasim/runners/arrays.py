@@ -157,12 +157,12 @@ def tensor_maps(
     """How TMA sees the tensors that a kernel takes as maps, by tensor: slabs of 128-byte rows of a
     (batch, heads, seq, head_dim) array, or a packed one, at an address, with strides in elements.
     An array without elements looks like one of zeros in all dimensions but the last."""
-    arrays = {**launch.inputs, **launch.outputs}
+    arrays = {**launch.inputs, **launch.outputs, **launch.workspaces}
     maps = {}
     for name, rows in launch.boxes.items():
         shape, dtype = arrays[name]
         size = DTYPE_BYTES[dtype]
-        longest = launch.scalars.get(LONGEST[name], 0)
+        longest = launch.scalars.get(LONGEST.get(name, ""), 0)
         sizes, strides = _seen(shape, [size * step for step in steps[name]], int(longest))
         maps[name] = TensorMap(
             address=addresses[name] - strides[0] * sizes[1] * (len(shape) == 3),

@@ -168,8 +168,8 @@ def _arguments(kernel: Kernel, arrays: Mapping[str, Array], launch: Launch) -> d
         if kind == "map":
             tensor = name.removesuffix("_map")
             packed[tensor] = maps[tensor]
-        elif kind == "ptr":
-            packed[name] = arrays[name]
+        elif kind == "ptr":  # of what is a map too, the map bears the name
+            packed[name if name not in packed else f"{name}, by address"] = arrays[name]
         else:
             (form,), values = pack_arguments(((name, kind),), {}, scalars)
             packed[name] = struct.pack(f"={form}", *values)

@@ -276,7 +276,8 @@ def _bind(
     arguments = kernel.plan.kernel.arguments
     steps = {name: array.strides for name, array in inputs.items()}
     scalars = actual_scalars(launch, steps)
-    steps |= {name: contiguous_strides(shape) for name, (shape, _) in launch.outputs.items()}
+    made = {**launch.outputs, **launch.workspaces}
+    steps |= {name: contiguous_strides(shape) for name, (shape, _) in made.items()}
     maps = {n: m.encoded() for n, m in tensor_maps(launch, pointers, steps).items()}
     formats, values = pack_arguments(arguments, pointers, scalars, maps)
     calls = [_prepared(kernel, stage, formats, values) for stage in stages]

@@ -15,10 +15,12 @@ __device__ __forceinline__ Place place_of(int first_token, int tokens, int longe
 // One thread brings a tile, slab by slab; the barrier completes when all its bytes have come.
 template <int kRows, int kTileSlabs>
 __device__ __forceinline__ void load_slabs(SlabTile<kRows, kTileSlabs>& tile, const TensorMap* map,
-                                           u64* full, int row, int head, int batch) {
+                                           u64* full, int row, int head, int batch,
+                                           int column = 0) {
 #pragma unroll
   for (int i = 0; i < kTileSlabs; ++i) {
-    ptx::cp_async_bulk_tensor_4d(tile.slab[i], map, full, i * kSlabColumns, row, head, batch);
+    ptx::cp_async_bulk_tensor_4d(tile.slab[i], map, full, column + i * kSlabColumns, row, head,
+                                 batch);
   }
 }
 
@@ -40,7 +42,12 @@ struct Loader {  // its thread's view of the rings of K and V
     const Turn at = turn<kStages>(count_v++);
     wait(&shared.empty_v[at.slot], at.parity ^ 1);
     ptx::mbarrier_arrive_expect_tx(&shared.full_v[at.slot], sizeof(shared.v[0]));
+//% if kernel.scaled
+    load_slabs(shared.v[at.slot], v_map, &shared.full_v[at.slot], 0, head, keys.batch,
+               tile * kBlockKV);
+//% else
     load_slabs(shared.v[at.slot], v_map, &shared.full_v[at.slot], keys.row + tile * kBlockKV, head,
                keys.batch);
+//% endif
   }
 };

@@ -3,8 +3,10 @@
 // be touched until it has waited. A slab's rows are 128 bytes, its groups of 8 rows 1024 bytes apart.
 constexpr u32 kGroupBytes = 1024;
 
+//% if not kernel.scaled
 using Weights = u32[1][kBlockKV / 16][4];  // rounded, left operands of 16 keys each
 
+//% endif
 // The descriptor of the same matrix so many bytes further on; its upper half does not change.
 __device__ __forceinline__ u64 further(u64 descriptor, u32 bytes) {
   return descriptor >> 32 << 32 | u32(u32(descriptor) + (bytes >> 4));
@@ -21,19 +23,32 @@ __device__ __forceinline__ float (&flat(float (&x)[1][kTiles][4]))[4 * kTiles] {
   return reinterpret_cast<float (&)[4 * kTiles]>(x);
 }
 
-// Starts s = Q K^T: both lie with the head dimension contiguous, 16 columns are 32 bytes of a row.
+// Starts s = Q K^T: both lie with the head dimension contiguous, a step's columns are 32 bytes of a row.
 __device__ __forceinline__ void start_scores(Scores& s, u64 q, u64 k) {
   ptx::wgmma_fence();
 #pragma unroll
-  for (int step = 0; step < kD / 16; ++step) {
+  for (int step = 0; step < kD / kGranule; ++step) {
     const u32 column = step % 4 * 32, slab = step / 4;
     const u64 left = further(q, slab * 64 * 128 + column);
     const u64 right = further(k, slab * kBlockKV * 128 + column);
-    ptx::wgmma_m64k16_$(ptx_type(kernel.dtype))(flat(s), left, right, step > 0);
+    ptx::wgmma_m64k$(kernel.granule)_$(ptx_type(kernel.dtype))(flat(s), left, right, step > 0);
   }
   ptx::wgmma_commit_group();
 }
 
+//% if kernel.scaled
+// Starts t = P V: P in registers, V with the keys contiguous. These products keep few bits below the
+// largest, so that a tile of keys has sums of its own (and fp32 those of all tiles).
+__device__ __forceinline__ void start_values(Accumulator& t, const Weights& p, u64 v) {
+  ptx::wgmma_fence();
+#pragma unroll
+  for (int step = 0; step < kBlockKV / kGranule; ++step) {
+    const u32 key = step % 4 * 32, slab = step / 4;
+    ptx::wgmma_m64k32_e4m3(flat(t), p[0][step], further(v, slab * kRowsV * 128 + key), step > 0);
+  }
+  ptx::wgmma_commit_group();
+}
+//% else
 // Starts o += P V: P in registers, V with its rows the depth, 16 of them 2048 bytes.
 __device__ __forceinline__ void start_values(Accumulator& o, const Weights& p, u64 v) {
   ptx::wgmma_fence();
@@ -43,6 +58,7 @@ __device__ __forceinline__ void start_values(Accumulator& o, const Weights& p, u
   }
   ptx::wgmma_commit_group();
 }
+//% endif
 
 // Waits for all products but the last kLeft started; their results may be read then.
 template <int kLeft, int kTiles>

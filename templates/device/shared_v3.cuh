@@ -2,7 +2,7 @@
 // A tile as TMA leaves it, and wgmma reads it.
 template <int kRows, int kTileSlabs>
 struct alignas(1024) SlabTile {
-  Element slab[kTileSlabs][kRows][kSlabColumns];
+  unsigned char slab[kTileSlabs][kRows][kSlabBytes];
 };
 
 struct Work {  // a tile of queries, of one head; first_query < 0: there is no more
@@ -12,6 +12,9 @@ struct Work {  // a tile of queries, of one head; first_query < 0: there is no m
 //% else
   int batch;
 //% endif
+//% if kernel.scaled
+  float score_factor, value_factor;  // that make real numbers of Q K^T, softmax's scale included, and of V
+//% endif
 };
 
 constexpr int kWorks = 4;  // that someone may still ask about: the loader is at most two ahead
@@ -20,11 +23,17 @@ struct Shared {
   SlabTile<64, kSlabs> q[kQStages][kConsumers];
   SlabTile<64, kPartSlabs> o[kConsumers];
   SlabTile<kBlockKV, kSlabs> k[kStages];
+//% if kernel.scaled
+  SlabTile<kRowsV, kSlabsV> v[kStages];
+//% else
   SlabTile<kBlockKV, kSlabsV> v[kStages];
+//% endif
   u64 full_q[kQStages], empty_q[kQStages];  // barriers: a tile has arrived, all are done with it
   u64 full_k[kStages], empty_k[kStages];
   u64 full_v[kStages], empty_v[kStages];
+//% if not kernel.scaled
   float inverse[kBlockQ];  // 1 / l of each row, from the end of its softmax to that of its products
+//% endif
   Work works[kWorks];
 };
 

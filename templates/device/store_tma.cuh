@@ -1,4 +1,16 @@
 // ---- Output -------------------------------------------------------------------------------------
+//% if kernel.scaled
+// Ends the softmax of a tile with the log-sum-exp of its rows, -inf where one saw no key.
+__device__ __forceinline__ void end_rows(const RowState& row, float* lse, float scale_log2,
+                                         int rows) {
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const float sum = quad_sum(row.sum[half]);
+    if (threadIdx.x % 4 != 0 || tile_row(half) >= rows) continue;
+    lse[tile_row(half)] = log_sum_exp(row.max[half], sum, scale_log2);
+  }
+}
+//% else
 // Ends the softmax of a tile: log-sum-exp, and 1 / l for the products to come. A row that saw no key
 // gives -inf, and 0.
 __device__ __forceinline__ void end_rows(const RowState& row, float* inverse, float* lse,
@@ -12,6 +24,7 @@ __device__ __forceinline__ void end_rows(const RowState& row, float* inverse, fl
   }
   __syncwarp();
 }
+//% endif
 
 // O divided by l, through shared memory to where it belongs, by TMA: the next tile's products may start
 // while it leaves. TMA leaves out what lies beyond the tensor.
@@ -20,8 +33,17 @@ __device__ __forceinline__ void store_output(Shared& shared, const Accumulator& 
                                              const Place& queries, int seq_q) {
   const int thread = ptx::thread_index();  // asked again, lest addresses be kept all along
   const int consumer = thread / 128, lane = thread % 32, row = thread % 128 / 32 * 16 + lane % 16;
+//% if kernel.scaled
+  float inverse[2];  // of the sums of rounded weights, which the first lane of a quad has
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const float sum = __shfl_sync(~0u, o[0][kDV / 8][2 * half], lane / 4 * 4);
+    inverse[half] = sum == 0.f ? 0.f : work.value_factor / sum;
+  }
+//% else
   const int first_row = thread / 32 * kWarpRows + lane / 4;
   const float inverse[2] = {shared.inverse[first_row], shared.inverse[first_row + 8]};
+//% endif
   SlabTile<64, kPartSlabs>& tile = shared.o[consumer];
   const bool leads = thread % 128 == 0;
 #pragma unroll
@@ -48,7 +70,7 @@ __device__ __forceinline__ void store_output(Shared& shared, const Accumulator& 
 #pragma unroll
       for (int i = 0; i < kPartSlabs; ++i) {
         const int slab = part * kPartSlabs + i;
-        ptx::cp_async_bulk_tensor_4d_store(o_map, tile.slab[i], slab * kSlabColumns,
+        ptx::cp_async_bulk_tensor_4d_store(o_map, tile.slab[i], slab * kColumnsO,
                                            queries.row + query,
                                            work.head, queries.batch);
       }

@@ -35,16 +35,13 @@ constexpr int kStoreBarrier = 1 + kConsumers;  // a consumer alone
 //% if kernel.bias_dtype == "fp16"
 //% include "ptx/cvt_f32_f16.cuh"
 //% endif
-//% if not kernel.bias_dtype
-//% include "ptx/ldmatrix_x2.cuh"
-//% include "ptx/ldmatrix_x1.cuh"
-//% include "ptx/mma_m16n8k8_" ~ ptx_type(kernel.dtype) ~ ".cuh"
-//% endif
-//% include "ptx/cvt_" ~ ptx_type(kernel.dtype) ~ "x2.cuh"
+//% for name in v3_instructions(kernel)
+//% include "ptx/" ~ name ~ ".cuh"
+//% endfor
 //% with type = ptx_type(kernel.dtype), n = tile.block_kv, a = "shared"
 //% include "ptx/wgmma.cuh"
 //% endwith
-//% with type = ptx_type(kernel.dtype), n = padded(kernel.head_dim_v), a = "registers"
+//% with type = ptx_type(kernel.dtype), n = value_columns(kernel), a = "registers"
 //% include "ptx/wgmma.cuh"
 //% endwith
 
@@ -86,17 +83,26 @@ constexpr int kStoreBarrier = 1 + kConsumers;  // a consumer alone
 //% include "device/rescore.cuh"
 //% endif
 
+//% if kernel.scaled
+//% include "device/weights_e4m3.cuh"
+//% endif
+
 //% include "device/matmul_wgmma.cuh"
 
-//% include "device/softmax_in_place.cuh"
+//% include "device/softmax_in_place" ~ ("_e4m3" if kernel.scaled) ~ ".cuh"
 
 //% include "device/store_tma.cuh"
+
+//% if kernel.scaled
+//% include "device/transpose_e4m3.cuh"
+//% endif
 
 // A consumer has started its products: the next one may.
 __device__ __forceinline__ void pass_turn(int consumer) {
   ptx::bar_arrive(kTurnBarrier + (consumer + 1) % kConsumers, 256);
 }
 
+//% set sums = "t" if kernel.scaled else "o"
 // ---- Kernel -------------------------------------------------------------------------------------
 // clang-format off
 extern "C" __global__ void __launch_bounds__(kThreads, 1)
@@ -125,7 +131,7 @@ $(parameters(kernel))) {
   if (warpgroup == kConsumers) {  // ---- Producer ----
     ptx::setmaxnreg_dec<kLoaderRegisters>();
     if (threadIdx.x % 128 != 0) return;
-    Loader loader = {shared, &k_map, &v_map};
+    Loader loader = {shared, &k_map, $('&vt_map' if kernel.scaled else '&v_map')};
     int before = 0, before_head = 0;  // the tile whose V is still to come
     Place before_keys = {0, 0};
     const Grid grid = {batch, heads, $(longest_q(kernel)), heads_together};
@@ -137,7 +143,18 @@ $(parameters(kernel))) {
 //% if kernel.varlen
       const Work work = next_work(next, grid, cu_seqlens_q, cu_seqlens_k);
 //% else
-      const Work work = work_at(round, grid);
+      $("Work" if kernel.scaled else "const Work") work = work_at(round, grid);
+//% endif
+//% if kernel.scaled
+      if (work.first_query >= 0) {
+        // Real values are stored * scale: Q's and K's go into the factor of Q K^T, V's into that of O.
+        const int kv_head = work.head / (heads / kv_heads);
+        const i64 batch = work.batch;
+        const float q_factor = q_scale[$(scale_of(kernel, "heads", "work.head"))];
+        const float k_factor = k_scale[$(scale_of(kernel, "kv_heads", "kv_head"))];
+        work.score_factor = $(kernel.factors[0]) * q_factor * k_factor;
+        work.value_factor = v_scale[$(scale_of(kernel, "kv_heads", "kv_head"))];
+      }
 //% endif
       wait(&shared.empty_q[at.slot], at.parity ^ 1);
       shared.works[round % kWorks] = work;
@@ -178,6 +195,9 @@ $(parameters(kernel))) {
   Scores s;
   Weights p;
   Accumulator o;
+//% if kernel.scaled
+  Accumulator t;  // of one tile of keys
+//% endif
   RowState row;
   int round = 0, tile = 0, last_tile = 0;
   Tiles whole = {0, 0};
@@ -206,7 +226,12 @@ $(parameters(kernel))) {
 //% else
     const i64 rows = (i64(work.batch) * heads + work.head) * seq_q + work.first_query;
 //% endif
+//% if kernel.scaled
+    const float score_factor = work.score_factor;
+    end_rows(row, lse + rows, $(softmax_factor(kernel)), span_of(work).seq_q - work.first_query);
+//% else
     end_rows(row, shared.inverse, lse + rows, $(softmax_factor(kernel)), span_of(work).seq_q - work.first_query);
+//% endif
   };
   const auto store = [&] {
     const Work& work = shared.works[(round - 2) % kWorks];
@@ -240,7 +265,15 @@ $(parameters(kernel))) {
       mask_scores(s, warp_query, key, span);
     };
     finish(s, 0);
-//% if kernel.bias_dtype
+//% if kernel.scaled
+    const float score_factor = shared.works[(round - 1) % kWorks].score_factor;
+    const bool looks = tile + kLookedAt >= whole.end;
+    weigh(s, o, t, row, $(softmax_factor(kernel)), fresh, looks, [&](FewScores& few, int column) {
+      const auto& q_rows = shared.q[(round - 1) % kQStages][warpgroup];
+      few_scores(few, q_rows, shared.k[n % kStages], column);
+      finish(few, column);
+    });
+//% elif kernel.bias_dtype
     weigh(s, o, row, $(softmax_factor(kernel)), fresh);
 //% else
     weigh(s, o, row, $(softmax_factor(kernel)), fresh, [&](FewScores& few, int column) {
@@ -257,8 +290,16 @@ $(parameters(kernel))) {
   const auto start_values_of = [&](int n) {
     const Turn at = turn<kStages>(n);
     wait(&shared.full_v[at.slot], at.parity);
-    start_values(o, p, descriptor_of(shared.v[at.slot]));
+    start_values($(sums), p, descriptor_of(shared.v[at.slot]));
   };
+//% if kernel.scaled
+  const auto finish_values = [&] {
+    finish_products<0>(t);
+    add(o, t);
+  };
+//% else
+  const auto finish_values = [&] { finish_products<0>(o); };
+//% endif
 
   int n = 0;
   bool more = begin();
@@ -268,6 +309,9 @@ $(parameters(kernel))) {
     finish_products<0>(s);
     reset(row);
     zero(o);
+//% if kernel.scaled
+    zero(t);
+//% endif
     weigh_scores(0, true);
     round_weights(p, s);
   }
@@ -287,7 +331,7 @@ $(parameters(kernel))) {
     }
     finish_products<1>(s);
     weigh_scores(n + 1, ends);
-    finish_products<0>(o);
+    finish_values();
     if (leads) ptx::mbarrier_arrive(&shared.empty_v[n % kStages]);
     round_weights(p, s);
     if (ends) {
@@ -299,7 +343,7 @@ $(parameters(kernel))) {
   if (round > 1) {
     start_values_of(n);
     end();
-    finish_products<0>(o);
+    finish_values();
     store();
   }
   if (leads) ptx::cp_async_bulk_wait_group_read<0>();

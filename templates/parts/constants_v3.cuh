@@ -1,7 +1,8 @@
 constexpr int kHeadDim = $(kernel.head_dim);  // d, of Q and K
 constexpr int kHeadDimV = $(kernel.head_dim_v);  // of V and O
-constexpr int kD = $(padded(kernel.head_dim));  // as multiplied: whole 16-wide matrix steps
-constexpr int kDV = $(padded(kernel.head_dim_v));
+constexpr int kGranule = $(kernel.granule);  // columns, or keys, of a matrix step: 32 bytes
+constexpr int kD = $(padded(kernel.head_dim, kernel.dtype));  // as multiplied: whole matrix steps
+constexpr int kDV = $(padded(kernel.head_dim_v, kernel.dtype));
 constexpr int kBlockQ = $(tile.block_q);  // B_r: queries of one tile
 constexpr int kBlockKV = $(tile.block_kv);  // B_c: keys of one tile
 constexpr int kStepKV = kBlockKV;  // keys whose scores fit the registers at once
@@ -24,15 +25,28 @@ constexpr float kLn2 = 0.693147180559945f;
 constexpr float kLog2e = 1.44269504f;
 //% endif
 
-// A tile in shared memory is slabs of 64 columns: rows of 128 bytes, in which TMA and wgmma permute
-// the 16-byte chunks (the 128-byte swizzle). What lies beyond the tensor is zero.
-constexpr int kSlabColumns = 64;
+// A tile in shared memory is slabs of rows of 128 bytes, in which TMA and wgmma permute the 16-byte
+// chunks (the 128-byte swizzle). What lies beyond the tensor is zero.
+constexpr int kSlabBytes = 128;
+constexpr int kSlabColumns = kSlabBytes / int(sizeof(Element));
 constexpr int kSlabs = (kD + kSlabColumns - 1) / kSlabColumns;  // of Q and K
-constexpr int kSlabsV = (kDV + kSlabColumns - 1) / kSlabColumns;  // of V and O
-constexpr int kPartSlabs = kSlabsV / kOutputParts;
+constexpr int kColumnsO = kSlabBytes / int(sizeof(Output));  // of a slab of O
+constexpr int kSlabsO = (kDV + kColumnsO - 1) / kColumnsO;
+constexpr int kPartSlabs = kSlabsO / kOutputParts;
+//% if kernel.scaled
+// V is transposed: its rows are columns of V and a row of ones, up to the next 8 that wgmma takes. So the
+// last column of O has the sums of the weights as they were rounded.
+constexpr int kRowsV = kDV + 8;
+constexpr int kSlabsV = kBlockKV / kSlabColumns;
+//% else
+constexpr int kSlabsV = kSlabsO;
+//% endif
 
 static_assert(kConsumers * 64 == kBlockQ && 1 <= kConsumers && kConsumers <= 3, "64 rows each");
-static_assert(kBlockKV % 16 == 0 && kBlockKV <= 256, "whole matrix steps, one instruction wide");
-static_assert(kSlabsV % kOutputParts == 0, "whole slabs of O");
+static_assert(kBlockKV % kGranule == 0 && kBlockKV <= 256, "whole matrix steps, one instruction wide");
+static_assert(kSlabsO % kOutputParts == 0, "whole slabs of O");
+//% if kernel.scaled
+static_assert(kSlabsV * kSlabColumns == kBlockKV, "whole slabs of keys");
+//% endif
 static_assert(128 * (kConsumers * kRegisters + kLoaderRegisters) <= 65536, "one block fits an SM");
-static_assert(kD - kHeadDim < 16 && kDV - kHeadDimV < 16, "columns of zeros only to the next step");
+static_assert(kD - kHeadDim < kGranule && kDV - kHeadDimV < kGranule, "zeros to the next step");
