@@ -758,19 +758,18 @@ def v3_layouts(head_dim_v: int) -> list[tuple[int, int]]:
     return [(2, 1), (1, 1), *((1, n) for n in parts)]
 
 
-def v3_layout(kernel: KernelSpec) -> tuple[int, int]:
-    """The one of a kernel."""
-    choices = v3_layouts(kernel.head_dim_v)
-    fitting = (c for c in choices if v3_smem(kernel.head_dim, kernel.head_dim_v, kernel.tile, *c)
-               <= HOPPER_SMEM)  # fmt: skip
+def v3_layout(work: KernelSpec | Problem, tile: Tile) -> tuple[int, int]:
+    """The one of a kernel or a problem."""
+    choices = v3_layouts(work.head_dim_v)
+    fitting = (choice for choice in choices if v3_smem(work, tile, *choice) <= HOPPER_SMEM)
     return next(fitting, choices[-1])
 
 
-def v3_smem(head_dim: int, head_dim_v: int, tile: Any, q_stages: int, parts: int) -> Any:
-    """Bytes of V3's shared memory: tiles of Q, O or a part of it, stages of K and V. ``tile`` may
-    be a Tile or arrays of what it holds."""
-    d, dv = slabs(head_dim), slabs(head_dim_v)
-    rows = tile.block_q * (q_stages * d + dv // parts)
+def v3_smem(work: KernelSpec | Problem, tile: Any, q_stages: int, parts: int) -> Any:
+    """Bytes of V3's shared memory: tiles of Q, O in 16 bits or a part of it, stages of K and V.
+    ``tile`` may be a Tile or arrays of what it holds."""
+    d, dv = (slabs(n, work.dtype) for n in (work.head_dim, work.head_dim_v))
+    rows = tile.block_q * (q_stages * d + slabs(work.head_dim_v) // parts)
     return (rows + tile.stages * tile.block_kv * (d + dv)) * SLAB_BYTES + V3_TAIL_BYTES
 
 

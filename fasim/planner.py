@@ -97,7 +97,6 @@ def _v3(problem: Problem, pass_: str) -> str:
     asked = {
         f"the {pass_} pass": pass_ != "fwd",
         problem.dtype: problem.dtype not in LAZY_DTYPES,
-        f"{problem.out_dtype} output": problem.out_dtype != problem.dtype,
     }
     names = " and ".join(name for name, wanted in asked.items() if wanted)
     if names:

@@ -188,7 +188,7 @@ def _v3_tiles(plan: Plan) -> dict[str, int]:
     """Bytes of every tile in shared memory, in their order, and of what lies behind them."""
     kernel, tile = plan.kernel, plan.kernel.tile
     d, dv = (SLAB_BYTES * slabs(n, kernel.dtype) for n in (kernel.head_dim, kernel.head_dim_v))
-    count, parts = v3_layout(kernel)
+    count, parts = v3_layout(kernel, tile)
     rows = {f"Q, slot {i}": tile.block_q * d for i in range(count)}
     rows["O on its way out" if parts == 1 else f"1/{parts} of O on its way out"] = (
         tile.block_q * dv // parts
@@ -399,12 +399,12 @@ def warp_sees(kernel: KernelSpec) -> str:
 
 def q_stages(kernel: KernelSpec) -> int:
     """Tiles of Q that V3 has in shared memory."""
-    return v3_layout(kernel)[0]
+    return v3_layout(kernel, kernel.tile)[0]
 
 
 def output_parts(kernel: KernelSpec) -> int:
     """Parts in which O leaves a tile of V3."""
-    return v3_layout(kernel)[1]
+    return v3_layout(kernel, kernel.tile)[1]
 
 
 def loader_registers(tile: Tile) -> int:

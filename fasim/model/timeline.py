@@ -267,8 +267,7 @@ class _Flash:
 
     def _tile_clocks(self) -> Reals:
         """V3: what a tile of queries takes besides its steps; the next one's begin meanwhile."""
-        p = self.problem
-        one_q = v3_smem(p.head_dim, p.head_dim_v, self.tiles, 2, 1) > HOPPER_SMEM
+        one_q = v3_smem(self.problem, self.tiles, 2, 1) > HOPPER_SMEM
         return np.asarray(WGMMA_TILE_CLOCKS + ONE_Q_CLOCKS * one_q)
 
     def _ends_bytes(self) -> Ints:
