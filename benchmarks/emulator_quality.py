@@ -3,8 +3,9 @@
     python benchmarks/emulator_quality.py [--seeds 200] [--out benchmarks/results]
 
 Every canonical kernel runs under as many schedules as there are seeds, each on a shape, layout and
-values of its own; each bug of tests/quality/cuda_bugs.py under 20. All cores work. The result is
-emulator-quality.json; exit 1 if anything was not as it should be.
+values of its own, and so does the Hopper kernel of tests/quality; each bug of cuda_bugs.py and
+hopper_bugs.py there under 20. All cores work. The result is emulator-quality.json; exit 1 if
+anything was not as it should be. With --hopper only Hopper's part is done again.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "quali
 
 import numpy as np
 from cuda_bugs import BUGS, SEEDS
+from hopper import NOTHING, Shape, finder, source
+from hopper_bugs import BUGS as HOPPER_BUGS
 
 from fasim import catalogue, properties
 from fasim.emulator import build
@@ -96,14 +99,31 @@ def right(plan: Plan, seeds: int) -> dict[str, Any]:
     }
 
 
+def hopper_alarm(seed: int) -> str:
+    """What is wrong with the Hopper kernel on a shape of its own, "" if nothing."""
+    rng, edges = np.random.default_rng(seed), (1, 63, 64, 65, 127, 128, 129, 200, 256)
+    rows, keys = int(rng.choice(edges)), int(rng.choice([*edges, 300, 513]))
+    shape = Shape(int(rng.integers(1, 3)), rows, keys, grid=int(rng.integers(1, 4)))
+    found = finder(source(), shape, seed)
+    return "" if found == NOTHING else f"{shape} seed {seed}: {found}"
+
+
 def planted(number: int) -> dict[str, Any]:
     """A bug under all its seeds: what found it, how often."""
     start, bug = time.perf_counter(), BUGS[number]
     kernel = bug.planted()
-    found = Counter(bug.finder(kernel, seed) for seed in SEEDS)
+    return _planted(start, bug, Counter(bug.finder(kernel, seed) for seed in SEEDS))
+
+
+def planted_in_hopper(number: int) -> dict[str, Any]:
+    start, bug = time.perf_counter(), HOPPER_BUGS[number]
+    return _planted(start, bug, Counter(bug.finder(seed) for seed in SEEDS))
+
+
+def _planted(start: float, bug: Any, found: Counter[str]) -> dict[str, Any]:
     return {
         "bug": bug.name,
-        "kernel": bug.kernel,
+        "kernel": bug.kernel or "hopper attention",
         "seeds": len(SEEDS),
         "caught": sum(n for finder, n in found.items() if finder in bug.finders),
         "found": dict(sorted(found.items())),
@@ -113,42 +133,65 @@ def planted(number: int) -> dict[str, Any]:
 
 def sources_sha() -> str:
     """Of the emulator, the templates and the bugs."""
-    bugs = ROOT / "tests" / "quality" / "cuda_bugs.py"
-    files = [*build.SOURCES.iterdir(), *template_root().rglob("*"), bugs]
+    quality = ROOT / "tests" / "quality"
+    bugs = [quality / name for name in ("cuda_bugs.py", "hopper.py", "hopper_bugs.py")]
+    files = [*build.SOURCES.iterdir(), *template_root().rglob("*"), *bugs, *quality.rglob("*.cu")]
     digest = hashlib.sha256()
     for file in sorted(file for file in files if file.is_file()):
         digest.update(file.read_bytes())
     return digest.hexdigest()
 
 
-def main() -> int:
-    options = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    options.add_argument("--seeds", type=int, default=200)
-    options.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results")
-    given, start = options.parse_args(), time.perf_counter()
-    plans = catalogue.plans()
-    with ProcessPoolExecutor() as pool:
-        kernels = list(pool.map(right, plans, [given.seeds] * len(plans)))
-        bugs = list(pool.map(planted, range(len(BUGS))))
-    alarms = sum(len(kernel["alarms"]) for kernel in kernels)
-    missed = sum(bug["seeds"] - bug["caught"] for bug in bugs)
-    document = {
+def hopper_part(pool: ProcessPoolExecutor, seeds: int) -> dict[str, Any]:
+    start = time.perf_counter()
+    alarms = [text for text in pool.map(hopper_alarm, range(seeds)) if text]
+    bugs = list(pool.map(planted_in_hopper, range(len(HOPPER_BUGS))))
+    return {
+        **{"seeds": seeds, "alarms": alarms, "sources": sources_sha()},
+        **{"seconds": round(time.perf_counter() - start, 1), "planted": bugs},
+    }
+
+
+def other_parts(pool: ProcessPoolExecutor, seeds: int) -> dict[str, Any]:
+    plans, start = catalogue.plans(), time.perf_counter()
+    kernels = list(pool.map(right, plans, [seeds] * len(plans)))
+    bugs = list(pool.map(planted, range(len(BUGS))))
+    return {
         "schema": SCHEMA,
         "date": date.today().isoformat(),
         "compiler": find_cxx().version,
         "cores": len(os.sched_getaffinity(0)),
         "sources": sources_sha(),
-        "alarms": alarms,
-        "missed": missed,
+        "alarms": sum(len(kernel["alarms"]) for kernel in kernels),
+        "missed": _missed(bugs),
         "seconds": round(time.perf_counter() - start, 1),
         "kernels": kernels,
         "planted": bugs,
     }
-    (given.out / "emulator-quality.json").write_text(json.dumps(document, indent=1) + "\n")
-    print(f"{len(kernels)} kernels x {given.seeds} seeds: {alarms} alarms")
-    print(f"{len(bugs)} bugs x {len(SEEDS)} seeds: {missed} missed")
-    print(f"{document['seconds']} s")
-    return int(bool(alarms or missed))
+
+
+def _missed(bugs: list[dict[str, Any]]) -> int:
+    return sum(bug["seeds"] - bug["caught"] for bug in bugs)
+
+
+def main() -> int:
+    options = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    options.add_argument("--seeds", type=int, default=200)
+    options.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results")
+    options.add_argument("--hopper", action="store_true")
+    given = options.parse_args()
+    file = given.out / "emulator-quality.json"
+    with ProcessPoolExecutor() as pool:
+        rest = json.loads(file.read_text()) if given.hopper else other_parts(pool, given.seeds)
+        document = {**rest, "hopper": hopper_part(pool, given.seeds)}
+    file.write_text(json.dumps(document, indent=1) + "\n")
+    part, seeds = document["hopper"], len(SEEDS)
+    alarms, missed = len(part["alarms"]), _missed(part["planted"])
+    print(f"{len(document['kernels'])} kernels x {given.seeds} seeds: {document['alarms']} alarms")
+    print(f"{len(document['planted'])} bugs x {seeds} seeds: {document['missed']} missed")
+    print(f"Hopper's kernel x {given.seeds} seeds: {alarms} alarms")
+    print(f"Hopper's {len(part['planted'])} bugs x {seeds} seeds: {missed} missed")
+    return int(bool(document["alarms"] or document["missed"] or alarms or missed))
 
 
 if __name__ == "__main__":

@@ -54,10 +54,17 @@ enum Kind : std::uint32_t {
   kGlobalLoad,
   kGlobalStore,
   kAtomic,
+  kWgmma,
+  kStmatrix,
+  kTmaLoad,
+  kTmaStore,
+  kMbarrier,
+  kWait,
   kKinds
 };
 
-// `count` is instructions of a warp; of ex2, lg2, rcp and cvt it is threads.
+// `count` is instructions of a warp; of ex2, lg2, rcp, cvt, atomics and waits at an mbarrier it is
+// threads; of wgmma it is blocks of 64 x 8 sums; of TMA it is copies.
 struct Operation {
   std::uint64_t count, bytes, wavefronts, conflicts;
 };

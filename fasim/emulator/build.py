@@ -73,20 +73,29 @@ def build_kernel(kernel: Kernel) -> Path:
 def lines(library: Path, offsets: Iterable[int]) -> dict[int, int]:
     """The line of kernel.cu for each return address, an offset in the library.
 
-    Code inlined from a header counts as the line that called it. Offsets without a line are left
-    out; all are where the machine has no addr2line.
+    Code inlined from a header, or from a function that only waits, counts as the line that called
+    it. Offsets without a line are left out; all are where the machine has no addr2line.
     """
     tool, wanted = find_addr2line(), sorted(set(offsets))
     if not tool or not wanted:
         return {}
     calls = [hex(offset - 1) for offset in wanted]  # the call itself lies before
-    _, text = run([str(tool), "-a", "-i", "-e", str(library), *calls])
+    _, text = run([str(tool), "-a", "-f", "-C", "-i", "-e", str(library), *calls])
     frames = re.split(r"^0x[0-9a-f]+\n", text, flags=re.MULTILINE)[1:]
-    found = zip(wanted, map(_KERNEL_LINE.search, frames), strict=True)
-    return {offset: int(line[1]) for offset, line in found if line}
+    found = zip(wanted, map(_line, frames), strict=True)
+    return {offset: line for offset, line in found if line}
 
 
-_KERNEL_LINE = re.compile(r"\bkernel\.cu:(\d+)")
+def _line(frames: str) -> int:
+    """The kernel's line in what addr2line says of one address, from the inside out; 0 for none."""
+    inside = _KERNEL_LINE.findall(frames)
+    outside = [line for function, line in inside if function != "wait"] or [
+        line for _, line in inside
+    ]
+    return int(outside[0]) if outside else 0
+
+
+_KERNEL_LINE = re.compile(r"^(\w+).*\n.*\bkernel\.cu:(\d+)", re.MULTILINE)
 
 
 # ---- building -----------------------------------------------------------------------------------
@@ -139,9 +148,27 @@ def _build(cxx: Cxx, text: Text, entry: Entry, folder: Path) -> Facts:
 
 
 def _unit(text: Text) -> str:
-    """What is compiled: the file, and an entry for each of its kernels."""
+    """What is compiled: the file, an entry for each of its kernels, and their shared memory.
+
+    That lies at a multiple of 1024 bytes if the file declares it so, else, as on a device with
+    static variables before it, only at one of 128. Nothing lies in the KB before it.
+    """
     entries = dict.fromkeys((text.stem, *_KERNEL.findall(text.source)))
-    return "".join(['#include "kernel.cu"\n', *(f"FASIM_KERNEL({entry})\n" for entry in entries)])
+    declared = (int(n) for n in _DECLARED.findall(text.source))
+    aligned = max(declared, default=0) >= MOST_ALIGNED
+    skipped = MOST_ALIGNED + (0 if aligned else DECLARED_LEAST)
+    return "\n".join(
+        [
+            '#include "kernel.cu"',
+            *(f"FASIM_KERNEL({entry})" for entry in entries),
+            f"FASIM_SHARED_MEMORY({MOST_ALIGNED}, {skipped}, {MOST_SHARED})\n",
+        ]
+    )
+
+
+MOST_SHARED = 227 << 10  # of a block, on any GPU so far
+MOST_ALIGNED, DECLARED_LEAST = 1024, 128
+_DECLARED = re.compile(r"extern __shared__ __align__\((\d+)\)")
 
 
 _KERNEL = re.compile(r'^extern "C" __global__ [^{]*?\b(\w+)\([^()]*\) \{', re.MULTILINE)

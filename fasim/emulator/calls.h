@@ -28,6 +28,39 @@ void cp_async_wait_group(unsigned groups, unsigned line);
 void ldmatrix(unsigned* r, unsigned matrices, bool transposed, unsigned row, unsigned line);
 void mma(Type type, unsigned depth, float* d, const unsigned* a, const unsigned* b, unsigned line);
 
+void stmatrix(unsigned row, const unsigned* r, unsigned matrices, bool transposed, unsigned line);
+
+void mbarrier_init(const void* mbarrier, unsigned count, unsigned line);
+void mbarrier_arrive(const void* mbarrier, unsigned arrivals, long long bytes, unsigned line);
+bool mbarrier_try_wait(const void* mbarrier, unsigned parity, unsigned line);
+void fence_mbarrier_init(unsigned line);
+void fence_proxy_async(unsigned line);
+
+void load_box(void* smem, const void* map, const void* mbarrier, const int* at, unsigned rank,
+              unsigned line);
+void store_box(const void* map, const void* smem, const int* at, unsigned rank, bool adds,
+               unsigned line);
+void load_bulk(void* smem, const void* global, unsigned bytes, const void* mbarrier, unsigned line);
+void store_bulk(void* global, const void* smem, unsigned bytes, bool adds, unsigned line);
+void bulk_commit_group(unsigned line);
+void bulk_wait_group(unsigned groups, bool only_read, unsigned line);
+
+struct ProductOperands {  // of one thread
+  Type type;
+  unsigned columns;
+  bool transpose_a, transpose_b;
+  float* d;
+  const unsigned* a;  // null: in shared memory
+  unsigned long long a_descriptor, b_descriptor;
+  bool add;
+};
+void wgmma(const ProductOperands& operands, unsigned line);
+void wgmma_fence(unsigned line);
+void wgmma_commit_group(unsigned line);
+void wgmma_wait_group(unsigned groups, unsigned line);
+void setmaxnreg(unsigned registers, bool more, unsigned line);
+bool elect_sync(unsigned line);
+
 float ex2(float x, unsigned line);
 float lg2(float x, unsigned line);
 float rcp(float x, unsigned line);

@@ -175,3 +175,18 @@ __attribute__((no_sanitize("thread"))) void fasim_call(void (*kernel)(P...), voi
   extern "C" __attribute__((no_sanitize("thread"))) void fasim_kernel_##name(void** arguments) { \
     fasim_call(&name, arguments);                                                                \
   }
+
+// The dynamic shared memory of all kernels in a file, thread-local like the rest.
+#define FASIM_SHARED_MEMORY(align, skip, bytes) \
+  asm(".section .tbss,\"awT\",%nobits\n"        \
+      ".balign " #align                         \
+      "\n"                                      \
+      ".skip " #skip                            \
+      "\n"                                      \
+      ".globl smem_raw\n"                       \
+      ".type smem_raw,%tls_object\n"            \
+      ".size smem_raw," #bytes                  \
+      "\n"                                      \
+      "smem_raw: .skip " #bytes                 \
+      "\n"                                      \
+      ".previous\n");

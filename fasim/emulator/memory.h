@@ -8,13 +8,20 @@ extern thread_local emulator::u8 smem_raw[];  // the dynamic shared memory of a 
 
 namespace emulator {
 
-// Where smem_raw begins in the shared window: behind the system's first KB, and aligned to what
-// kernels declare (128), no further. A kernel that needs more must see to it.
-constexpr u32 kWindow = 1024 + 128;
+template <typename T>
+T add_to(T* address, T x) {
+  T old, sum;
+  __atomic_load(address, &old, __ATOMIC_RELAXED);
+  do {
+    sum = old + x;
+  } while (
+      !__atomic_compare_exchange(address, &old, &sum, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED));
+  return old;
+}
 
 inline Access Worker::access(const Thread& thread, u32 place) {
-  return {thread.index,       thread.index, warp_of(thread).epoch, place, thread.copies_done,
-          launch_->threads(), false,        thread.clock};
+  return {thread.index, thread.index, warp_of(thread).epoch, place,       agents(),
+          false,        false,        &thread.done,          thread.clock};
 }
 
 inline void Worker::keep_going(u32 place) {
@@ -36,14 +43,14 @@ inline void Worker::touch(const void* pointer, u32 size, bool write, u32 place) 
   if (in_shared(address)) {
     const std::size_t offset = address - shared_base_;
     shared(thread, offset, size, write, place);
-    const u32 where = u32(offset - dynamic_) + kWindow;
+    const u32 where = u32(offset - dynamic_) + window_;
     warp_of(thread).instructions.add(
         thread.lane(), {place, where, u16(size), u16(write ? kSharedStore : kSharedLoad)});
     return;
   }
   Array& array = global(thread, address, size, place);
   if (write) {
-    write_array(thread, array, address, size, place, false);
+    write_array(thread, array, address, size, access(thread, place), false);
   } else {
     read_array(thread, array, address, size, place);
   }
@@ -54,16 +61,28 @@ inline void Worker::touch(const void* pointer, u32 size, bool write, u32 place) 
 
 // ---- Shared memory
 
+// Whether the bytes are not those of static variables, which lie before or after the dynamic array,
+// nor of the part of it that the launch has.
+inline bool Worker::beyond(std::size_t offset, u32 size) const {
+  const bool dynamic = offset >= dynamic_ && offset < dynamic_ + kMostShared;
+  return offset + size > shared_bytes_ ||
+         (dynamic && offset + size > dynamic_ + launch_->request.smem_bytes);
+}
+
 inline void Worker::check_shared(Thread& thread, std::size_t offset, u32 size, u32 place) {
-  const i64 beyond = i64(offset + size) - i64(dynamic_ + launch_->request.smem_bytes);
-  if (offset >= dynamic_ && beyond > 0) {
+  if (beyond(offset, size)) {
     fail(&thread, "out of bounds", place,
          "[[shared+%zu]] is %" PRId64
          " bytes beyond the %u bytes "
          "of dynamic shared memory of this launch",
-         offset - dynamic_, beyond, launch_->request.smem_bytes);
+         offset - dynamic_, i64(offset + size - dynamic_) - launch_->request.smem_bytes,
+         launch_->request.smem_bytes);
   }
-  const u32 window = u32(offset - dynamic_) + kWindow;
+  if (offset < dynamic_ && offset + kSystemBytes >= dynamic_) {
+    fail(&thread, "out of bounds", place, "[[shared+%" PRId64 "]] lies before shared memory",
+         i64(offset) - i64(dynamic_));
+  }
+  const u32 window = u32(offset - dynamic_) + window_;
   if (window % size) {
     fail(&thread, "misaligned access", place,
          "%u bytes at [[shared+%zu]], which is no multiple of "
@@ -74,6 +93,8 @@ inline void Worker::check_shared(Thread& thread, std::size_t offset, u32 size, u
 
 inline void Worker::shared(Thread& thread, std::size_t offset, u32 size, bool write, u32 place) {
   check_shared(thread, offset, size, place);
+  Warp& warp = warp_of(thread);
+  if (write && thread.done.fenced == warp.epoch) ++warp.epoch;  // it was fenced before this write
   const Access by = access(thread, place);
   const Conflict conflict =
       write ? shared_shadow_.write(by, offset, size) : shared_shadow_.read(by, offset, size);
@@ -87,25 +108,49 @@ inline u32 Worker::window(const void* pointer, u32 place) {
          "a shared address is asked of a pointer that does not "
          "point to shared memory");
   }
-  return u32(offset - dynamic_) + kWindow;
+  return u32(offset - dynamic_) + window_;
 }
 
-inline const u8* Worker::from_window(u32 address) const {
-  return shared_base_ + dynamic_ + (i64(address) - kWindow);
+// Static variables may lie before the window's dynamic part: the difference has a sign.
+inline i64 Worker::from_address(u32 address) const {
+  return i64(dynamic_) + std::int32_t(address - window_);
 }
+
+inline u8* Worker::from_window(u32 address) const { return shared_base_ + from_address(address); }
 
 // A row of a matrix, at an address of the shared window, for the whole warp.
 inline void Worker::load_row(Thread& thread, u32 address, u32 size, u32 place) {
-  const i64 offset = i64(dynamic_) + i64(address) - kWindow;
+  shared(thread, row_offset(thread, address, size, place), size, false, place);
+}
+
+inline std::size_t Worker::row_offset(Thread& thread, u32 address, u32 size, u32 place) {
+  const i64 offset = from_address(address);
   if (offset < 0 || std::size_t(offset) + size > shared_bytes_) {
     fail(&thread, "out of bounds", place, "shared address %u lies outside shared memory", address);
   }
-  shared(thread, std::size_t(offset), size, false, place);
+  return std::size_t(offset);
+}
+
+inline void Worker::store_row(Thread& thread, u32 address, u32 size, u32 place) {
+  shared(thread, row_offset(thread, address, size, place), size, true, place);
 }
 
 // ---- Global memory
 
 inline Array& Worker::global(const Thread& thread, const u8* address, u32 size, u32 place) {
+  Array& array = array_of(thread, address, size, place);
+  if (u64(address) % size) {
+    fail(&thread, "misaligned access", place,
+         "%u bytes at [[%s+%" PRId64
+         "]], which is no "
+         "multiple of %u",
+         size, array.name, i64(address - array.base), size);
+  }
+  return array;
+}
+
+// The array in which these bytes lie, in one of its rows.
+inline Array& Worker::array_of(const Thread& thread, const u8* address, u32 size, u32 place) {
   if (!recent_ || !recent_->holds(address)) {
     recent_ = nullptr;
     for (Array& array : launch_->arrays) {
@@ -116,13 +161,6 @@ inline Array& Worker::global(const Thread& thread, const u8* address, u32 size, 
   Array& array = *recent_;
   const i64 offset = address - array.base;
   if (offset + size > array.bytes) stray(thread, address, size, place);
-  if (u64(address) % size) {
-    fail(&thread, "misaligned access", place,
-         "%u bytes at [[%s+%" PRId64
-         "]], which is no "
-         "multiple of %u",
-         size, array.name, offset, size);
-  }
   if (!array.in_row(offset, size)) {
     fail(&thread, "out of bounds", place,
          "%u bytes at [[%s+%" PRId64
@@ -170,7 +208,8 @@ inline void Worker::read_array(const Thread& thread, Array& array, const u8* add
 }
 
 inline void Worker::write_array(const Thread& thread, Array& array, const u8* address, u32 size,
-                                u32 place, bool atomic) {
+                                Access by, bool atomic) {
+  const u32 place = by.place;
   counts.writes[array.index] += size;
   const std::size_t offset = address - array.base;
   if (!array.writable) {
@@ -178,7 +217,6 @@ inline void Worker::write_array(const Thread& thread, Array& array, const u8* ad
          offset);
   }
   const i64 other = array.owners.write(offset, size, u32(block_), atomic);
-  Access by = access(thread, place);
   by.atomic = atomic;
   if (other >= 0) {
     fail(&thread, "race", place,
@@ -203,7 +241,7 @@ inline void Worker::update(const void* pointer, u32 size, u32 place) {
     fail(&thread, "uninitialised read", place, "an atomic adds to [[%s+%zu]], which nobody wrote",
          array.name, std::size_t(address - array.base));
   }
-  write_array(thread, array, address, size, place, true);
+  write_array(thread, array, address, size, access(thread, place), true);
 }
 
 inline void Worker::update_shared(Thread& thread, std::size_t offset, u32 size, u32 place) {
@@ -318,27 +356,67 @@ inline void Worker::in_order(const void* words, u32 count, u32 place) {
 
 inline void Worker::race(const Thread& thread, const Conflict& conflict, const Access& access,
                          const char* space, std::size_t base, bool write) {
-  const char* what = write ? "it writes" : "it reads";
-  const std::size_t offset = conflict.offset - base;
+  const bool products = access.thread == Access::kNobody;
+  const char* what = products ? "a product reads" : write ? "it writes" : "it reads";
+  const i64 offset = i64(conflict.offset) - i64(base);  // static variables lie before the dynamic
   if (conflict.what == Conflict::kUninitialised) {
-    fail(&thread, "uninitialised read", access.place, "%s [[%s+%zu]], which nobody wrote", what,
-         space, offset);
+    fail(&thread, "uninitialised read", access.place, "%s [[%s+%" PRId64 "]], which nobody wrote",
+         what, space, offset);
   }
-  const u32 threads = launch_->threads();
-  const bool copied = conflict.agent >= threads;
-  const Thread& other = threads_[copied ? conflict.agent - threads : conflict.agent];
-  const bool waited = !copied || shared_shadow_.epoch_at(conflict.offset) <= other.copies_done;
-  const char* did = conflict.what == Conflict::kRead ? "read" : "wrote";
-  if (copied && !waited) {
-    fail(&thread, "copy in flight", access.place,
-         "%s [[%s+%zu]] while the cp.async of thread %u "
-         "@%08x is in flight: nobody waited for its group",
-         what, space, offset, other.index, conflict.place);
+  const auto says = [&](const char* rule, const char* format, auto... more) {
+    char told[500];
+    std::snprintf(told, sizeof told, format, more...);
+    fail(&thread, rule, access.place, "%s [[%s+%" PRId64 "]]%s", what, space, offset, told);
+  };
+  const Agents all = agents();
+  const u32 agent = conflict.agent, place = conflict.place;
+  const bool is_copy = all.is_copy(agent);
+  if (conflict.what == Conflict::kUnfenced) {
+    says("missing proxy fence",
+         ", which thread %u wrote @%08x; that thread executed no fence.proxy.async afterwards",
+         is_copy ? agent - all.copies(0) : agent, place);
   }
-  fail(&thread, "race", access.place,
-       "%s [[%s+%zu]], which %sthread %u %s @%08x; no barrier "
-       "stands between",
-       what, space, offset, copied ? "a cp.async of " : "", other.index, did, conflict.place);
+  if (all.is_mbarrier(agent)) {
+    const Mbarrier& mbarrier = mbarriers_[agent - all.mbarrier(0)];
+    const u32 phase = shared_shadow_.epoch_at(conflict.offset) - mbarrier.first;
+    const bool before = has_waited(access, mbarrier);
+    says(before ? "wrong phase" : "copy in flight",
+         ", which TMA writes @%08x in phase %u of %s: %s", place, phase, name(mbarrier).text,
+         before ? "it has waited there, but for an earlier one" : "it has not waited there");
+  }
+  if (all.is_reads(agent) || all.is_stores(agent)) {
+    says("store in flight", ", which a bulk store of thread %u @%08x %s", agent % all.threads,
+         place, all.is_reads(agent) ? "still reads" : "writes: nobody waited for it");
+  }
+  if (!all.generic(agent)) {
+    says(access.async ? "stage still read" : "operand in flight",
+         ", which a product of warpgroup %u @%08x reads; nothing tells that it is done",
+         agent - all.products(0), place);
+  }
+  const Thread& other = threads_[is_copy ? agent - all.copies(0) : agent];
+  if (is_copy && shared_shadow_.epoch_at(conflict.offset) > other.done.copies) {
+    says("copy in flight",
+         " while the cp.async of thread %u @%08x is in flight: nobody waited for its group",
+         other.index, place);
+  }
+  if (access.async && write) {
+    says("stage still read", ", which thread %u %s @%08x; nothing tells that it is done",
+         other.index, conflict.what == Conflict::kRead ? "reads" : "writes", place);
+  }
+  says("race", ", which %sthread %u %s @%08x; no barrier stands between",
+       is_copy ? "a cp.async of " : "", other.index,
+       conflict.what == Conflict::kRead ? "read" : "wrote", place);
+  stop();
+}
+
+// Whether who accesses has waited at the mbarrier for any phase.
+inline bool Worker::has_waited(const Access& access, const Mbarrier& mbarrier) const {
+  const bool one = access.thread != Access::kNobody;
+  const u32 first = one ? access.thread : 128 * (access.agent - access.agents.products(0));
+  for (u32 t = first; t < first + (one ? 1 : 128); ++t) {
+    if (threads_[t].waited >> mbarrier.index & 1) return true;
+  }
+  return false;
 }
 
 // ---- cp.async. PTX ISA: cp.async, "non-blocking ... no ordering guarantee until waited for"
@@ -355,12 +433,12 @@ inline void Worker::copy(void* to, const void* from, u32 size, bool valid, u32 p
   }
   check_shared(thread, offset, size, place);
   Access by = access(thread, place);
-  by.agent = by.threads + thread.index;
+  by.agent = by.agents.copies(thread.index);
   by.epoch = thread.group;
   const Conflict conflict = shared_shadow_.write(by, offset, size);
   if (conflict.what) race(thread, conflict, by, "shared", dynamic_, true);
   std::memset(target, 0xff, size);
-  const u32 where = u32(offset - dynamic_) + kWindow;
+  const u32 where = u32(offset - dynamic_) + window_;
   warp_of(thread).instructions.add(thread.lane(), {place, where, u16(size), u16(kCpAsync)});
   if (valid) {
     Array& array = global(thread, source, size, place);
@@ -376,7 +454,7 @@ inline void Worker::commit(u32) { ++current_->group; }
 inline void Worker::wait(u32 groups, u32) {
   Thread& thread = *current_;
   const u32 newest = thread.group - 1;
-  if (newest >= groups && newest - groups > thread.copies_done) land(thread, newest - groups);
+  if (newest >= groups && newest - groups > thread.done.copies) land(thread, newest - groups);
 }
 
 inline void Worker::land(Thread& thread, u32 group) {
@@ -386,7 +464,7 @@ inline void Worker::land(Thread& thread, u32 group) {
     if (!copy.from) std::memset(copy.to, 0, copy.bytes);
     thread.copies.pop_front();
   }
-  thread.copies_done = group;
+  thread.done.copies = group;
 }
 
 }  // namespace emulator

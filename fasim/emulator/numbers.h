@@ -65,6 +65,11 @@ struct Format {
 
 using E4m3 = Format<4, 3, false>;
 
+struct E4m3Table {
+  static float value(u8 code) { return table[code]; }
+  static const float* const table;  // of all 256
+};
+
 struct Half : Format<5, 10, true> {
   static float value(u16 code) { return table[code]; }
   static const float* const table;  // of all 65,536
@@ -86,6 +91,13 @@ inline const float* make_half_table() {
   return values;
 }
 
+inline const float* make_e4m3_table() {
+  static float values[1 << 8];
+  for (u32 code = 0; code < 1 << 8; ++code) values[code] = E4m3::decode(code);
+  return values;
+}
+
 inline const float* const Half::table = make_half_table();
+inline const float* const E4m3Table::table = make_e4m3_table();
 
 }  // namespace emulator

@@ -5,7 +5,10 @@
 #include "calls.h"
 #include "engine.h"
 #include "memory.h"
+#include "products.h"
+#include "tma.h"
 #include "warp.h"
+#include "wgmma.h"
 
 namespace emulator {
 
@@ -129,31 +132,77 @@ inline void act_ldmatrix(Worker& worker, Warp& warp, const Group& group) {
   operation.conflicts += needed - ideal;
 }
 
-// ---- mma.sync, m16n8, with the bits of Hopper's tensor cores. Products are exact. Of all addends of
-// an element, the accumulator included, the one with the largest exponent sets the scale (a product's
-// exponent is the sum of its factors'); each is cut toward zero 25 bits below it, and their sum is cut
-// to a float. Hopper does e4m3 as two halves in f16, and adds the accumulator last.
+// ---- stmatrix: the same the other way round
+
+struct StmatrixOperands {
+  const u32* r;
+  u32 matrices;
+  bool transposed;
+  u32 row;
+};
+
+inline void act_stmatrix(Worker& worker, Warp& warp, const Group& group) {
+  const auto of = [&](u32 lane) -> const StmatrixOperands& {
+    return *static_cast<const StmatrixOperands*>(group.operands[lane]);
+  };
+  const u32 matrices = of(0).matrices;
+  u16 rows[4][8][8];
+  for (u32 lane = 0; lane < 32; ++lane) {
+    const u32 g = lane / 4, t = lane % 4 * 2;
+    for (u32 m = 0; m < matrices; ++m) {
+      const u32 pair = of(lane).r[m];
+      (of(0).transposed ? rows[m][t][g] : rows[m][g][t]) = u16(pair);
+      (of(0).transposed ? rows[m][t + 1][g] : rows[m][g][t + 1]) = u16(pair >> 16);
+    }
+  }
+  u32 addresses[32], ideal = 0;
+  for (u32 lane = 0; lane < 8 * matrices; ++lane) {
+    addresses[lane] = of(lane).row;
+    worker.store_row(worker.thread(32 * warp.index + lane), addresses[lane], 16, group.call.place);
+    std::memcpy(worker.from_window(addresses[lane]), rows[lane / 8][lane % 8], 16);
+  }
+  Operation& operation = worker.operation(kStmatrix);
+  const u32 rows_given = matrices == 4 ? ~0u : (1u << 8 * matrices) - 1;
+  const u32 needed = wavefronts(addresses, rows_given, 16, ideal);
+  ++operation.count;
+  operation.bytes += 128 * matrices;
+  operation.wavefronts += needed;
+  operation.conflicts += needed - ideal;
+}
+
+// ---- Products of a warpgroup
+
+inline void act_wgmma(Worker& worker, Warp& warp, const Group& group) {
+  worker.meet_warpgroup(warp, group);
+}
+inline void act_wgmma_fence(Worker& worker, Warp& warp, const Group&) {
+  worker.order_registers(warp);
+}
+inline void act_wgmma_commit(Worker& worker, Warp& warp, const Group&) {
+  worker.commit_products(warp);
+}
+inline void act_wgmma_wait(Worker& worker, Warp& warp, const Group& group) {
+  worker.wait_products(warp, *static_cast<const u32*>(group.operands[0]), group.call.place);
+}
+
+struct RegisterOperands {
+  u32 registers;
+  bool more;
+};
+
+inline void act_setmaxnreg(Worker& worker, Warp& warp, const Group& group) {
+  const auto& operands = *static_cast<const RegisterOperands*>(group.operands[0]);
+  worker.set_registers(warp, operands.registers, operands.more, group.call.place);
+}
+
+inline void act_elect(Worker& worker, Warp&, const Group&) { ++worker.operation(kVote).count; }
+
+// ---- mma.sync, m16n8. Hopper does e4m3 as two halves in f16, and adds the accumulator last.
 
 struct MmaOperands {
   float* d;
   const u32* a;
   const u32* b;
-};
-
-template <Type kType>
-struct Packed {  // how numbers lie in a 32-bit register
-  static constexpr u32 kCount = kType == kE4m3 ? 4 : 2;
-  static float value(u32 word, u32 i) {
-    if (kType == kF16) return Half::value(u16(word >> 16 * i));
-    if (kType == kBf16) return Bfloat::value(u16(word >> 16 * i));
-    return E4m3::decode(word >> 8 * i & 0xff);
-  }
-};
-
-// The operands of a product of 16 x 8 elements, kDepth deep.
-template <u32 kDepth>
-struct Operands {
-  float a[16][kDepth], b[kDepth][8], c[16][8];
 };
 
 // A lane's registers of A cover rows g and g + 8, of B column g; register r of a row begins at
@@ -183,83 +232,6 @@ void scatter(const Operands<kDepth>& all, const Group& group) {
     float* d = static_cast<const MmaOperands*>(group.operands[lane])->d;
     for (u32 r = 0; r < 4; ++r) d[r] = all.c[lane / 4 + r / 2 * 8][lane % 4 * 2 + r % 2];
   }
-}
-
-constexpr int kNoExponent = -10000;  // of zero
-
-inline int exponent_of(float x, int lowest) {
-  const int exponent = int(std::bit_cast<u32>(x) >> 23 & 0xff) - 127;
-  return x == 0.f ? kNoExponent : std::max(exponent, lowest);
-}
-
-inline double power_of_two(int n) { return std::bit_cast<double>(u64(n + 1023) << 52); }
-
-// To a float toward zero, but to infinity where it is too large for one, and never to -0.
-inline float cut(double x) {
-  float y = float(x);
-  const bool beyond = std::fabs(double(y)) > std::fabs(x) && !std::isinf(y);
-  if (beyond) y = std::bit_cast<float>(std::bit_cast<u32>(y) - 1);
-  return y == 0.f ? 0.f : y;
-}
-
-// Cut toward zero. What is no number counts as none; where all are numbers nothing need be asked.
-template <bool kNumbers>
-int units(double x) {
-  return kNumbers || std::fabs(x) < 1 << 30 ? int(x) : 0;
-}
-
-// One row of D = A B + C.
-template <u32 kDepth, bool kNumbers>
-void multiply_row(const float* a, const float (&b)[kDepth][8], const int (&eb)[kDepth][8],
-                  int lowest, float* c) {
-  int top[8];
-  double unit[8], sum[8];
-  for (u32 n = 0; n < 8; ++n) top[n] = exponent_of(c[n], -126);
-  for (u32 k = 0; k < kDepth; ++k) {
-    const int ea = exponent_of(a[k], lowest);
-    for (u32 n = 0; n < 8; ++n) top[n] = std::max(top[n], ea + eb[k][n]);
-  }
-  for (u32 n = 0; n < 8; ++n) {
-    unit[n] = power_of_two(25 - std::max(top[n], -600));
-    sum[n] = units<kNumbers>(c[n] * unit[n]);
-  }
-  for (u32 k = 0; k < kDepth; ++k) {
-    for (u32 n = 0; n < 8; ++n) sum[n] += units<kNumbers>(double(a[k]) * b[k][n] * unit[n]);
-  }
-  for (u32 n = 0; n < 8; ++n) c[n] = cut(sum[n] / unit[n]);
-}
-
-inline float plain_nan(float x) { return x == x ? x : std::bit_cast<float>(0x7fffffffu); }
-
-// Elements that an infinity or a NaN has a part in; finite products change nothing there.
-template <u32 kDepth>
-void multiply_special(const Operands<kDepth>& given, Operands<kDepth>& all) {
-  for (u32 i = 0; i < 16 * 8; ++i) {
-    const u32 row = i / 8, n = i % 8;
-    float sum = given.c[row][n];
-    bool special = !std::isfinite(sum);
-    for (u32 k = 0; k < kDepth; ++k) {
-      const float a = given.a[row][k], b = given.b[k][n];
-      if (std::isfinite(a) && std::isfinite(b)) continue;
-      special = true;
-      sum += a * b;
-    }
-    if (special) all.c[row][n] = plain_nan(sum);
-  }
-}
-
-// all.c = all.a all.b + all.c. `lowest` is the exponent of the type's subnormal numbers.
-template <u32 kDepth>
-void multiply(Operands<kDepth>& all, int lowest) {
-  int eb[kDepth][8];
-  const float* first = &all.a[0][0];
-  const auto is_finite = [](float x) { return std::isfinite(x); };
-  const bool plain = std::all_of(first, first + sizeof all / sizeof *first, is_finite);
-  const Operands<kDepth> given = all;
-  for (u32 i = 0; i < 8 * kDepth; ++i) eb[i / 8][i % 8] = exponent_of(all.b[i / 8][i % 8], lowest);
-  const auto row_of = plain ? multiply_row<kDepth, true> : multiply_row<kDepth, false>;
-  for (u32 row = 0; row < 16; ++row) row_of(all.a[row], all.b, eb, lowest, all.c[row]);
-  if (!plain) multiply_special(given, all);
 }
 
 template <Type kType, u32 kDepth>
@@ -361,6 +333,81 @@ void mma(Type type, unsigned depth, float* d, const unsigned* a, const unsigned*
   Worker::here().together({kMma, HERE, ~0u, at_line(line), act}, &operands);
 }
 
+void stmatrix(unsigned row, const unsigned* r, unsigned matrices, bool transposed, unsigned line) {
+  const StmatrixOperands operands{r, matrices, transposed, row};
+  Worker::here().together({kStmatrix, HERE, ~0u, at_line(line), act_stmatrix}, &operands);
+}
+
+void wgmma(const ProductOperands& operands, unsigned line) {
+  Worker::here().together({kWgmma, HERE, ~0u, at_line(line), act_wgmma}, &operands);
+}
+
+void wgmma_fence(unsigned line) {
+  Worker::here().together({kWgmma, HERE, ~0u, at_line(line), act_wgmma_fence}, nullptr);
+}
+
+void wgmma_commit_group(unsigned line) {
+  Worker::here().together({kWgmma, HERE, ~0u, at_line(line), act_wgmma_commit}, nullptr);
+}
+
+void wgmma_wait_group(unsigned groups, unsigned line) {
+  Worker::here().together({kWait, HERE, ~0u, at_line(line), act_wgmma_wait}, &groups);
+}
+
+void setmaxnreg(unsigned registers, bool more, unsigned line) {
+  const RegisterOperands operands{registers, more};
+  Worker::here().together({kWait, HERE, ~0u, at_line(line), act_setmaxnreg}, &operands);
+}
+
+bool elect_sync(unsigned line) {
+  Worker& worker = Worker::here();
+  worker.together({kVote, HERE, ~0u, at_line(line), act_elect}, nullptr);
+  return worker.thread().lane() == 0;
+}
+
+// ---- Barriers in shared memory and TMA
+
+void mbarrier_init(const void* mbarrier, unsigned count, unsigned line) {
+  Worker::here().init_mbarrier(mbarrier, count, at_line(line));
+}
+
+void mbarrier_arrive(const void* mbarrier, unsigned arrivals, long long bytes, unsigned line) {
+  Worker::here().arrive_at(mbarrier, arrivals, bytes, at_line(line));
+}
+
+bool mbarrier_try_wait(const void* mbarrier, unsigned parity, unsigned) {
+  return Worker::here().try_wait(mbarrier, parity, place_of(HERE));  // who calls the loop around it
+}
+
+void fence_mbarrier_init(unsigned) { Worker::here().fence_mbarriers(); }
+
+void fence_proxy_async(unsigned) { Worker::here().fence_proxy(); }
+
+void load_box(void* smem, const void* map, const void* mbarrier, const int* at, unsigned rank,
+              unsigned line) {
+  Worker::here().load_box(smem, map, mbarrier, at, rank, at_line(line));
+}
+
+void store_box(const void* map, const void* smem, const int* at, unsigned rank, bool adds,
+               unsigned line) {
+  Worker::here().store_box(map, smem, at, rank, adds, at_line(line));
+}
+
+void load_bulk(void* smem, const void* global, unsigned bytes, const void* mbarrier,
+               unsigned line) {
+  Worker::here().load_bulk(smem, global, bytes, mbarrier, at_line(line));
+}
+
+void store_bulk(void* global, const void* smem, unsigned bytes, bool adds, unsigned line) {
+  Worker::here().store_bulk(global, smem, bytes, adds, at_line(line));
+}
+
+void bulk_commit_group(unsigned) { Worker::here().commit_stores(); }
+
+void bulk_wait_group(unsigned groups, bool only_read, unsigned) {
+  Worker::here().wait_stores(groups, only_read);
+}
+
 // ---- Numbers of one thread
 
 inline float flushed(float x) {  // .ftz: a subnormal number counts as zero
@@ -408,17 +455,6 @@ unsigned cvt_f16x2_e4m3x2(unsigned pair, unsigned line) {
 }
 
 // ---- Atomics. PTX ISA: atom, red; relaxed, they order nothing else; ld.acquire, red.release
-
-template <typename T>
-T add_to(T* address, T x) {
-  T old, sum;
-  __atomic_load(address, &old, __ATOMIC_RELAXED);
-  do {
-    sum = old + x;
-  } while (
-      !__atomic_compare_exchange(address, &old, &sum, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED));
-  return old;
-}
 
 void before_addition(const float* address, u32 count, unsigned line) {
   Worker::here().update(address, count * sizeof(float), at_line(line));

@@ -19,8 +19,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fasim.emulator.build import build, lines
+from fasim.emulator.build import MOST_SHARED, build, lines
 from fasim.errors import CheckFailed, UsageError
+from fasim.tensor_map import TensorMap
 
 Array = NDArray[Any]
 
@@ -28,16 +29,11 @@ KINDS = (
     *("mma", "ldmatrix", "cp.async", "shuffle", "vote", "barrier", "syncwarp"),
     *("ex2", "lg2", "rcp", "cvt"),
     *("shared load", "shared store", "global load", "global store", "atomic"),
+    *("wgmma", "stmatrix", "tma load", "tma store", "mbarrier", "wait"),
 )
-BY_THREAD = (
-    "ex2",
-    "lg2",
-    "rcp",
-    "cvt",
-    "atomic",
-)  # counted by threads, the rest by warps
+BY_THREAD = ("ex2", "lg2", "rcp", "cvt", "atomic", "mbarrier")  # the rest by warps
 WARP = 32
-MOST_THREADS, MOST_SHARED = 1024, 227 << 10  # of a block, on any GPU so far
+MOST_THREADS = 1024  # of a block, on any GPU so far
 MOST_ARRAYS, OUTER = 32, 3
 BUDGET = 1 << 31  # accesses of one block before its loop counts as endless
 LINE = 1 << 31  # a place with this bit is a line, without it an offset in the library
@@ -222,7 +218,16 @@ class Fault(CheckFailed):
 
 # ---- Launching ----------------------------------------------------------------------------------
 
-Argument = Array | bytes
+
+@dataclass(frozen=True)
+class Mapped:
+    """An array that the kernel takes as the map of a tensor, and the map."""
+
+    array: Array
+    map: TensorMap
+
+
+Argument = Array | bytes | Mapped
 Known = NDArray[np.bool_]  # for each byte of an array whether it is initialised
 Describe = Callable[[int], str]
 
@@ -280,19 +285,19 @@ class Program:
         write, in place; it only reads the others.
 
         ``arguments`` stand in the order of the parameters: an array is passed by its address, bytes
-        by value. Outputs count as uninitialised unless named in ``initialised``, or as ``known``
-        says byte by byte; it is brought up to date, so that a file's next kernel knows what this
-        one wrote. ``seed`` draws the order in which warps run and blocks start, ``workers`` threads
-        share the blocks, ``ordered`` demands that floats are added up in an order that is always
-        the same, ``describe`` names a byte of shared memory in errors, ``spans`` receives the
-        trace. Raises Fault.
+        by value, a mapped array by its map. Outputs count as uninitialised unless named in
+        ``initialised``, or as ``known`` says byte by byte; it is brought up to date, so that a
+        file's next kernel knows what this one wrote. ``seed`` draws the order in which warps run
+        and blocks start, ``workers`` threads share the blocks, ``ordered`` demands that floats are
+        added up in an order that is always the same, ``describe`` names a byte of shared memory in
+        errors, ``spans`` receives the trace. Raises Fault.
         """
         if block > MOST_THREADS or smem_bytes > MOST_SHARED:
             raise UsageError(
                 f"{self.symbol} cannot be launched with {block} threads and {smem_bytes} bytes",
                 why=f"a block has at most {MOST_THREADS} threads and {MOST_SHARED} shared bytes",
             )
-        arrays = {name: x for name, x in arguments.items() if isinstance(x, np.ndarray)}
+        arrays = _arrays(arguments)
         if len(arrays) > MOST_ARRAYS:
             raise UsageError(f"the emulator takes at most {MOST_ARRAYS} arrays")
         known = known or {
@@ -345,7 +350,9 @@ class Program:
 
         def address(found: re.Match[str]) -> str:
             name, offset = found[1], int(found[2])
-            return describe(offset) if name == "shared" else _element(name, arrays[name], offset)
+            if name != "shared":
+                return _element(name, arrays[name], offset)
+            return describe(offset) if offset >= 0 else f"static byte {offset} of shared memory"
 
         def place(found: re.Match[str]) -> str:
             line = known.get(int(found[1], 16))
@@ -372,10 +379,20 @@ _PLACE = re.compile(r"@([0-9a-f]{8})")
 _ADDRESS = re.compile(r"\[\[(\w+)\+(-?\d+)\]\]")
 
 
+def _arrays(arguments: Mapping[str, Argument]) -> dict[str, Array]:
+    """Each array once, under the first name that it has."""
+    given = {name: x.array if isinstance(x, Mapped) else x for name, x in arguments.items()}
+    arrays = {name: x for name, x in given.items() if isinstance(x, np.ndarray)}
+    first = {x.ctypes.data: name for name, x in reversed(arrays.items()) if x.size}
+    return {name: x for name, x in arrays.items() if first.get(x.ctypes.data, name) == name}
+
+
 def _value(argument: Argument) -> Any:
     """Storage that holds a parameter: the array's address, or the bytes."""
     if isinstance(argument, np.ndarray):
         return c_void_p(argument.ctypes.data)
+    if isinstance(argument, Mapped):
+        argument = argument.map.emulated()
     return (c_uint8 * len(argument)).from_buffer_copy(argument)
 
 
@@ -437,5 +454,6 @@ def _span(span: _Span, line: int | None, names: list[str]) -> Span:
     common = (span.block, span.warp, kind, line, span.first, span.last, span.count)
     if span.array < 0:
         return Span(*common)
-    shared = (span.smem_from, span.smem_to) if kind == "cp.async" else None
+    copies = ("cp.async", "tma load", "tma store")
+    shared = (span.smem_from, span.smem_to) if kind in copies else None
     return Span(*common, names[span.array], (span.from_, span.to), shared)

@@ -35,6 +35,18 @@ FASIM_LDMATRIX(1)
 FASIM_LDMATRIX(2)
 FASIM_LDMATRIX(4)
 
+#define FASIM_STMATRIX(count)                                                                    \
+  __forceinline__ void stmatrix_x##count(unsigned row, const unsigned (&r)[count], FASIM_LINE) { \
+    emulator::stmatrix(row, r, count, false, line);                                              \
+  }                                                                                              \
+  __forceinline__ void stmatrix_x##count##_trans(unsigned row, const unsigned (&r)[count],       \
+                                                 FASIM_LINE) {                                   \
+    emulator::stmatrix(row, r, count, true, line);                                               \
+  }
+FASIM_STMATRIX(1)
+FASIM_STMATRIX(2)
+FASIM_STMATRIX(4)
+
 #define FASIM_MMA(name, type, depth)                                                         \
   __forceinline__ void name(float (&d)[4], const unsigned (&a)[4], unsigned b0, unsigned b1, \
                             FASIM_LINE) {                                                    \
@@ -51,6 +63,119 @@ FASIM_MMA(mma_m16n8k32_e4m3, kE4m3, 32)
   }
 FASIM_MMA_K8(mma_m16n8k8_f16, kF16)
 FASIM_MMA_K8(mma_m16n8k8_bf16, kBf16)
+
+// ---- Products of a warpgroup. Each lane's sums are an array that lives until they are waited for.
+
+#define FASIM_WGMMA(name, type)                                                               \
+  template <int kTransposeA = 0, int kTransposeB = 0, int kCount>                             \
+  __forceinline__ void name(float (&d)[kCount], unsigned long long a, unsigned long long b,   \
+                            bool add, FASIM_LINE) {                                           \
+    emulator::wgmma({emulator::type, 2 * kCount, kTransposeA, kTransposeB, d, 0, a, b, add},  \
+                    line);                                                                    \
+  }                                                                                           \
+  template <int kTransposeB = 0, int kCount>                                                  \
+  __forceinline__ void name(float (&d)[kCount], const unsigned (&a)[4], unsigned long long b, \
+                            bool add, FASIM_LINE) {                                           \
+    emulator::wgmma({emulator::type, 2 * kCount, 0, kTransposeB, d, a, 0, b, add}, line);     \
+  }
+FASIM_WGMMA(wgmma_m64k16_f16, kF16)
+FASIM_WGMMA(wgmma_m64k16_bf16, kBf16)
+FASIM_WGMMA(wgmma_m64k32_e4m3, kE4m3)
+
+__forceinline__ void wgmma_fence(FASIM_LINE) { emulator::wgmma_fence(line); }
+template <typename T, int kCount>
+__forceinline__ void wgmma_fence_registers(T (&)[kCount]) {}
+__forceinline__ void wgmma_commit_group(FASIM_LINE) { emulator::wgmma_commit_group(line); }
+template <int kGroups>
+__forceinline__ void wgmma_wait_group(FASIM_LINE) {
+  emulator::wgmma_wait_group(kGroups, line);
+}
+
+template <int kRegisters>
+__forceinline__ void setmaxnreg_inc(FASIM_LINE) {
+  emulator::setmaxnreg(kRegisters, true, line);
+}
+template <int kRegisters>
+__forceinline__ void setmaxnreg_dec(FASIM_LINE) {
+  emulator::setmaxnreg(kRegisters, false, line);
+}
+__forceinline__ bool elect_sync(FASIM_LINE) { return emulator::elect_sync(line); }
+
+// ---- Barriers in shared memory
+
+__forceinline__ void mbarrier_init(unsigned long long* barrier, unsigned arrivals, FASIM_LINE) {
+  emulator::mbarrier_init(barrier, arrivals, line);
+}
+__forceinline__ void mbarrier_arrive(unsigned long long* barrier, FASIM_LINE) {
+  emulator::mbarrier_arrive(barrier, 1, 0, line);
+}
+__forceinline__ void mbarrier_arrive_expect_tx(unsigned long long* barrier, unsigned bytes,
+                                               FASIM_LINE) {
+  emulator::mbarrier_arrive(barrier, 1, bytes, line);
+}
+__forceinline__ void mbarrier_expect_tx(unsigned long long* barrier, unsigned bytes, FASIM_LINE) {
+  emulator::mbarrier_arrive(barrier, 0, bytes, line);
+}
+__forceinline__ void mbarrier_complete_tx(unsigned long long* barrier, unsigned bytes, FASIM_LINE) {
+  emulator::mbarrier_arrive(barrier, 0, -(long long)(bytes), line);
+}
+__forceinline__ bool mbarrier_try_wait(unsigned long long* barrier, unsigned parity, FASIM_LINE) {
+  return emulator::mbarrier_try_wait(barrier, parity, line);
+}
+__forceinline__ void fence_mbarrier_init(FASIM_LINE) { emulator::fence_mbarrier_init(line); }
+__forceinline__ void fence_proxy_async(FASIM_LINE) { emulator::fence_proxy_async(line); }
+
+// ---- TMA. A tensor map is 128 bytes that fasim/tensor_map.py fills in.
+
+__forceinline__ void prefetch_tensormap(const void*) {}
+
+#define FASIM_BOX(rank, ...)                                                                  \
+  __forceinline__ void cp_async_bulk_tensor_##rank##d(void* smem, const void* map,            \
+                                                      unsigned long long* barrier,            \
+                                                      FASIM_COORDINATES_##rank, FASIM_LINE) { \
+    const int at[] = {__VA_ARGS__};                                                           \
+    emulator::load_box(smem, map, barrier, at, rank, line);                                   \
+  }                                                                                           \
+  __forceinline__ void cp_async_bulk_tensor_##rank##d_store(                                  \
+      const void* map, const void* smem, FASIM_COORDINATES_##rank, FASIM_LINE) {              \
+    const int at[] = {__VA_ARGS__};                                                           \
+    emulator::store_box(map, smem, at, rank, false, line);                                    \
+  }                                                                                           \
+  __forceinline__ void cp_reduce_async_bulk_tensor_##rank##d(                                 \
+      const void* map, const void* smem, FASIM_COORDINATES_##rank, FASIM_LINE) {              \
+    const int at[] = {__VA_ARGS__};                                                           \
+    emulator::store_box(map, smem, at, rank, true, line);                                     \
+  }
+#define FASIM_COORDINATES_2 int c0, int c1
+#define FASIM_COORDINATES_3 int c0, int c1, int c2
+#define FASIM_COORDINATES_4 int c0, int c1, int c2, int c3
+#define FASIM_COORDINATES_5 int c0, int c1, int c2, int c3, int c4
+FASIM_BOX(2, c0, c1)
+FASIM_BOX(3, c0, c1, c2)
+FASIM_BOX(4, c0, c1, c2, c3)
+FASIM_BOX(5, c0, c1, c2, c3, c4)
+
+__forceinline__ void cp_async_bulk(void* smem, const void* global, unsigned bytes,
+                                   unsigned long long* barrier, FASIM_LINE) {
+  emulator::load_bulk(smem, global, bytes, barrier, line);
+}
+__forceinline__ void cp_async_bulk_store(void* global, const void* smem, unsigned bytes,
+                                         FASIM_LINE) {
+  emulator::store_bulk(global, smem, bytes, false, line);
+}
+__forceinline__ void cp_reduce_async_bulk(float* global, const void* smem, unsigned bytes,
+                                          FASIM_LINE) {
+  emulator::store_bulk(global, smem, bytes, true, line);
+}
+__forceinline__ void cp_async_bulk_commit_group(FASIM_LINE) { emulator::bulk_commit_group(line); }
+template <int kGroups>
+__forceinline__ void cp_async_bulk_wait_group(FASIM_LINE) {
+  emulator::bulk_wait_group(kGroups, false, line);
+}
+template <int kGroups>
+__forceinline__ void cp_async_bulk_wait_group_read(FASIM_LINE) {
+  emulator::bulk_wait_group(kGroups, true, line);
+}
 
 // ---- Numbers
 
@@ -107,5 +232,12 @@ __forceinline__ void red_release_add_u32(unsigned* global, unsigned x, FASIM_LIN
 #undef FASIM_LDMATRIX
 #undef FASIM_MMA
 #undef FASIM_MMA_K8
+#undef FASIM_STMATRIX
+#undef FASIM_WGMMA
+#undef FASIM_BOX
+#undef FASIM_COORDINATES_2
+#undef FASIM_COORDINATES_3
+#undef FASIM_COORDINATES_4
+#undef FASIM_COORDINATES_5
 
 }  // namespace ptx

@@ -5,18 +5,13 @@
 // is linked.
 #include <link.h>
 
+#include "deadlock.h"
 #include "engine.h"
 #include "memory.h"
 #include "operations.h"
 #include "warp.h"
 
 using namespace emulator;
-
-constexpr std::size_t kMostShared = 232448;  // of one block on any GPU so far: 227 KiB
-
-// Shared memory is thread-local: a block runs on one system thread, and all of a kernel's shared
-// variables lie in this library's one TLS segment.
-alignas(128) thread_local u8 smem_raw[kMostShared];
 
 namespace {
 
@@ -50,6 +45,8 @@ int find_segment(dl_phdr_info* info, std::size_t, void* result) {
 }
 
 // This system thread's instance of the kernel's shared memory.
+// Shared memory is thread-local: a block runs on one system thread, and all of a kernel's shared
+// variables lie in this library's one TLS segment. The kernel's unit defines smem_raw.
 u8* shared_memory() {
   smem_raw[0] = 0;  // the instance comes into being when it is first used
   u8* base = nullptr;
@@ -111,15 +108,18 @@ extern "C" void fasim_launch(const Request* request, Response* response) {
   response->span_count = spans.size();
 }
 
+u32 emulator::place_of(const void* pc) { return u32(static_cast<const u8*>(pc) - image_base); }
+
 // ---- What the instrumented kernel calls before an access
 
 namespace {
 
-u32 place_of(const void* pc) { return u32(static_cast<const u8*>(pc) - image_base); }
-
 inline __attribute__((always_inline)) void access(const void* address, std::size_t size, bool write,
                                                   const void* pc) {
-  if (Stacks::same(address, __builtin_frame_address(0))) return;  // a thread's own memory
+  if (Stacks::same(address, __builtin_frame_address(0))) {  // a thread's own memory
+    return Worker::here().touch_own(static_cast<const u8*>(address), u32(size), write,
+                                    place_of(pc));
+  }
   if (std::size_t(static_cast<const u8*>(address) - image_base) < image_bytes) return;  // constants
   Worker::here().touch(address, u32(size), write, place_of(pc));
 }

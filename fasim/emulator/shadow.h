@@ -2,6 +2,7 @@
 #pragma once
 #include <sys/mman.h>
 
+#include <bit>
 #include <new>
 
 #include "clock.h"
@@ -39,31 +40,57 @@ class Sparse {
   std::size_t bytes_ = 0;
 };
 
-// Who accesses, as far as the shadow must know: a thread of a warp with its clock, and the agent
-// and epoch under which the access is filed (the thread's own, or those of its copies).
+// How far a thread's own work in the background is known to it to be done, and what of its work the
+// async proxy sees.
+struct Progress {
+  u32 copies, reads, stores, products;  // groups
+  u32 fenced, fenced_copies;
+};
+
+// Who accesses, as far as the shadow must know: a thread of a warp with its clock (kNobody: many
+// threads, with what all of them know), and the agent and epoch under which the access is filed (the
+// thread's own, or those of its work in the background). `async` is the proxy of TMA and wgmma.
 struct Access {
+  static constexpr u32 kNobody = ~0u;
+
   u32 thread;
   u32 agent;
   u32 epoch;
   u32 place;
-  u32 copies_done;  // groups of its own copies that it waited for
-  u32 threads;  // of the block
+  Agents agents;
   bool atomic;
+  bool async;
+  const Progress* own;
   const Clock* clock;
 
   u32 warp() const { return thread / 32; }
   u32 lane() const { return thread % 32; }
 
   bool knows(u32 other, u32 time) const {
-    if (other == thread) return true;
-    if (other == threads + thread) return copies_done >= time;
-    return clock->seen[other] >= time;
+    if (other == thread || clock->seen[other] >= time) return true;
+    return own && own_time(other) >= time;
+  }
+
+  // Whether what a generic agent wrote has passed a proxy fence.
+  bool sees(u32 other, u32 time) const {
+    if (clock->fenced[other] >= time) return true;
+    if (!own) return false;
+    return other == thread ? own->fenced >= time
+                           : other == agents.copies(thread) && own->fenced_copies >= time;
+  }
+
+ private:
+  u32 own_time(u32 other) const {
+    if (other == agents.copies(thread)) return own->copies;
+    if (other == agents.reads(thread)) return own->reads;
+    if (other == agents.stores(thread)) return own->stores;
+    return other == agents.products(thread / 128) ? own->products : 0;
   }
 };
 
 // An earlier access that a new one is not ordered after.
 struct Conflict {
-  enum What { kNone, kUninitialised, kWrite, kRead } what = kNone;
+  enum What { kNone, kUninitialised, kWrite, kRead, kUnfenced } what = kNone;
   u32 agent = 0;
   u32 place = 0;
   std::size_t offset = 0;
@@ -76,14 +103,15 @@ class Shadow {
     warps_ = warps;
     writers_.resize(bytes);
     write_places_.resize(bytes / 4 + 1);
-    readers_.resize(bytes * warps);
-    read_places_.resize((bytes / 4 + 1) * warps);
+    readers_.resize(bytes * slots());
+    read_places_.resize((bytes / 4 + 1) * slots());
   }
 
   // Everything before `floor` is forgotten. Bytes that `known` does not name hold nothing.
   void begin(u32 floor, const u8* known) {
     floor_ = floor;
     known_ = known;
+    used_ = 0;
   }
 
   // Adds what was written to what is known.
@@ -99,6 +127,7 @@ class Shadow {
   }
 
   u32 epoch_at(std::size_t offset) { return epoch_of(writers_[offset]); }
+  u32 agent_at(std::size_t offset) { return agent_of(writers_[offset]); }
 
   Conflict read(const Access& by, std::size_t offset, u32 size) {
     const u64* cell = writers_.at(offset);
@@ -106,16 +135,19 @@ class Shadow {
       if (i && cell[i] == cell[i - 1]) continue;
       if (epoch_of(cell[i]) < floor_) {
         if (!given(offset + i)) return {Conflict::kUninitialised, 0, 0, offset + i};
-      } else if (!written_before(by, cell[i])) {
-        return {Conflict::kWrite, agent_of(cell[i]), write_places_[(offset + i) / 4], offset + i};
+      } else if (const auto what = unseen_writer(by, cell[i])) {
+        return {what, agent_of(cell[i]), write_places_[(offset + i) / 4], offset + i};
       }
     }
-    u64* readers = readers_.at(by.warp() * bytes_ + offset);
-    const u64 mark = u64(by.epoch) << 32, lane = u64(1) << by.lane();
+    const u32 slot = slot_of(by);
+    u64* readers = readers_.at(slot * bytes_ + offset);
+    const u64 mark = u64(by.epoch) << 32, reader = reader_of(by);
     for (u32 i = 0; i < size; ++i) {
-      readers[i] = (epoch_of(readers[i]) == by.epoch ? readers[i] : mark) | lane;
+      const bool joins = slot < warps_ && epoch_of(readers[i]) == by.epoch;
+      readers[i] = (joins ? readers[i] : mark) | reader;
     }
-    place(read_places_.at(by.warp() * (bytes_ / 4 + 1)), offset, size, by.place);
+    use(slot);
+    place(read_places_.at(slot * (bytes_ / 4 + 1)), offset, size, by.place);
     return {};
   }
 
@@ -123,12 +155,12 @@ class Shadow {
     u64* cell = writers_.at(offset);
     for (u32 i = 0; i < size; ++i) {
       if (i && cell[i] == cell[i - 1]) continue;
-      if (epoch_of(cell[i]) >= floor_ && !written_before(by, cell[i])) {
-        return {Conflict::kWrite, agent_of(cell[i]), write_places_[(offset + i) / 4], offset + i};
-      }
+      const auto what = epoch_of(cell[i]) >= floor_ ? unseen_writer(by, cell[i]) : Conflict::kNone;
+      if (what) return {what, agent_of(cell[i]), write_places_[(offset + i) / 4], offset + i};
     }
-    for (u32 warp = 0; warp < warps_; ++warp) {
-      const Conflict conflict = unseen_reader(by, warp, offset, size);
+    u64 slots = __atomic_load_n(&used_, __ATOMIC_RELAXED);
+    for (; slots; slots &= slots - 1) {
+      const Conflict conflict = unseen_reader(by, u32(std::countr_zero(slots)), offset, size);
       if (conflict.what) return conflict;
     }
     const u64 mark = u64(by.epoch) << 32 | u64(by.agent) << 16 | u64(by.atomic);
@@ -142,24 +174,62 @@ class Shadow {
   static u32 epoch_of(u64 cell) { return u32(cell >> 32); }
   static u32 agent_of(u64 cell) { return u32(cell >> 16) & 0xffff; }
 
-  static bool written_before(const Access& by, u64 cell) {
-    if (by.atomic && (cell & 1)) return true;
-    return by.knows(agent_of(cell), epoch_of(cell));
+  // Readers have a slot for each warp, one for each warpgroup's products, and one for bulk stores.
+  u32 slots() const { return warps_ + kWarpgroups + 1; }
+
+  u32 slot_of(const Access& by) const {
+    if (by.agents.is_reads(by.agent)) return warps_ + kWarpgroups;
+    return by.async ? warps_ + by.agent - by.agents.products(0) : by.warp();
   }
 
-  Conflict unseen_reader(const Access& by, u32 warp, std::size_t offset, u32 size) {
-    const u64* readers = readers_.at(warp * bytes_ + offset);
+  // Blocks on several system threads share the shadow of an array.
+  void use(u32 slot) {
+    const u64 bit = u64(1) << slot;
+    if (~__atomic_load_n(&used_, __ATOMIC_RELAXED) & bit) {
+      __atomic_fetch_or(&used_, bit, __ATOMIC_RELAXED);
+    }
+  }
+
+  // In a reader's cell: lanes of a warp; nothing, as the slot says who it is; or a thread.
+  static u64 reader_of(const Access& by) {
+    if (by.agents.is_reads(by.agent)) return by.thread;
+    return by.async ? 0 : u64(1) << by.lane();
+  }
+
+  static Conflict::What unseen_writer(const Access& by, u64 cell) {
+    const u32 agent = agent_of(cell), epoch = epoch_of(cell);
+    if (by.atomic && (cell & 1)) return Conflict::kNone;
+    if (!by.knows(agent, epoch)) return Conflict::kWrite;
+    const bool crosses = by.async && by.agents.generic(agent);
+    return crosses && !by.sees(agent, epoch) ? Conflict::kUnfenced : Conflict::kNone;
+  }
+
+  Conflict unseen_reader(const Access& by, u32 slot, std::size_t offset, u32 size) {
+    const u64* readers = readers_.at(slot * bytes_ + offset);
     for (u32 i = 0; i < size; ++i) {
       const u32 epoch = epoch_of(readers[i]);
-      if (epoch < floor_ || by.clock->floor[warp] >= epoch) continue;
-      for (u32 lanes = u32(readers[i]); lanes; lanes &= lanes - 1) {
-        const u32 reader = 32 * warp + u32(std::countr_zero(lanes));
-        if (by.knows(reader, epoch)) continue;
-        const u32 where = read_places_[warp * (bytes_ / 4 + 1) + (offset + i) / 4];
-        return {Conflict::kRead, reader, where, offset + i};
-      }
+      if (epoch < floor_ || (i && readers[i] == readers[i - 1])) continue;
+      const u32 agent = unknown_reader(by, slot, epoch, u32(readers[i]));
+      if (agent == Access::kNobody) continue;
+      return {Conflict::kRead, agent, read_places_[slot * (bytes_ / 4 + 1) + (offset + i) / 4],
+              offset + i};
     }
     return {};
+  }
+
+  // One of the readers in a cell that the access does not know.
+  u32 unknown_reader(const Access& by, u32 slot, u32 epoch, u32 readers) const {
+    if (slot >= warps_) {
+      const u32 agent = slot == warps_ + kWarpgroups ? by.agents.reads(readers)
+                                                     : by.agents.products(slot - warps_);
+      return by.knows(agent, epoch) ? Access::kNobody : agent;
+    }
+    if (by.clock->floor[slot] >= epoch) return Access::kNobody;
+    for (; readers; readers &= readers - 1) {
+      const u32 reader = 32 * slot + u32(std::countr_zero(readers));
+      if (!by.knows(reader, epoch)) return reader;
+    }
+    return Access::kNobody;
   }
 
   static void place(u32* places, std::size_t offset, u32 size, u32 place) {
@@ -169,11 +239,12 @@ class Shadow {
   std::size_t bytes_ = 0;
   u32 warps_ = 0;
   u32 floor_ = 0;
+  u64 used_ = 0;  // slots of readers
   const u8* known_ = nullptr;
   Sparse<u64> writers_;  // by byte: epoch, agent, whether atomic
   Sparse<u32> write_places_;  // by word
-  Sparse<u64> readers_;  // by warp and byte: epoch, lanes that read in it
-  Sparse<u32> read_places_;  // by warp and word
+  Sparse<u64> readers_;  // by slot and byte: epoch, who read in it
+  Sparse<u32> read_places_;  // by slot and word
 };
 
 }  // namespace emulator

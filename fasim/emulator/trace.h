@@ -27,10 +27,10 @@ class Tracer {
     spans.push_back(event);
   }
 
-  // The warp went on together to another sort of work.
+  // The warp went on together to another sort of work, or one of its lanes has waited for a phase.
   void meet(u32 warp, Kind kind) {
     const Sort now = sort_of(kind);
-    if (sorts_[warp] != now) open_[warp].clear();
+    if (sorts_[warp] != now || kind == kMbarrier) open_[warp].clear();
     sorts_[warp] = now;
   }
 
@@ -43,6 +43,7 @@ class Tracer {
     switch (kind) {
       case kMma:
       case kLdmatrix:
+      case kWgmma:
         return kProduct;
       case kShuffle:
       case kVote:
@@ -53,6 +54,8 @@ class Tracer {
         return kSoftmax;
       case kBarrier:
       case kSyncwarp:
+      case kMbarrier:
+      case kWait:
         return kMeeting;
       default:
         return kTransfer;

@@ -30,22 +30,42 @@ SORTS = {
     "atomic": "store",
     "barrier": "barrier",
     "syncwarp": "barrier",
+    "wgmma": "product",
+    "stmatrix": "store",
+    "tma load": "copy",
+    "tma store": "store",
+    "mbarrier": "wait",
+    "wait": "wait",
 }
 
 
 def document(kernel: Kernel, spans: Iterable[Span]) -> dict[str, Any]:
     """JSON of one launch's spans, in their order.
 
-    ``sort`` is product, softmax, copy, load, store or barrier; ``function`` is where in the kernel
-    the span began; ``source`` and ``shared`` are byte ranges of the array and of the
-    block's shared memory.
+    ``sort`` is product, softmax, copy, load, store, wait or barrier; ``function`` is where in the
+    kernel the span began; ``source`` and ``shared`` are byte ranges of the array and of the
+    block's shared memory. Where warps have parts of their own, ``roles`` tells them.
     """
-    functions = Functions(kernel.source)
+    functions, listed = Functions(kernel.source), list(spans)
     return {
         "schema": SCHEMA,
         "kernel": kernel.stem,
-        "spans": [_entry(span, functions) for span in spans],
+        "spans": [_entry(span, functions) for span in listed],
+        "roles": {str(warp): role for warp, role in sorted(roles(listed).items())},
     }
+
+
+def roles(spans: Iterable[Span]) -> dict[int, str]:
+    """Of a kernel whose warps divide the work: which one brings tiles by TMA (a producer), which
+    multiply them (consumers), by warp. Empty where those are the same warps."""
+    kinds: dict[int, set[str]] = {}
+    for span in spans:
+        kinds.setdefault(span.warp, set()).add(span.kind)
+    producers = {warp for warp, did in kinds.items() if "tma load" in did}
+    consumers = {warp for warp, did in kinds.items() if did & {"wgmma", "mma"}}
+    if not producers or producers & consumers:
+        return {}
+    return {**dict.fromkeys(producers, "producer"), **dict.fromkeys(consumers, "consumer")}
 
 
 def _entry(span: Span, functions: Functions) -> dict[str, Any]:

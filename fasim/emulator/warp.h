@@ -44,9 +44,13 @@ inline Group& Worker::join(Warp& warp, const Call& call) {
   return warp.groups.emplace_back(call);
 }
 
+inline bool takes_whole_warp(Kind kind) {
+  return kind == kMma || kind == kLdmatrix || kind == kStmatrix || kind == kWgmma || kind == kWait;
+}
+
 inline void Worker::complete(Warp& warp, Group& group) {
   const Group done = group;
-  const bool whole = done.call.kind == kMma || done.call.kind == kLdmatrix;
+  const bool whole = done.call.mask == ~0u && takes_whole_warp(done.call.kind);
   if (whole && ~done.arrived) {
     fail(&lane(warp, done.arrived), "lanes diverge", done.call.place,
          "it takes the whole warp, and "
@@ -64,6 +68,17 @@ inline void Worker::complete(Warp& warp, Group& group) {
 inline void Worker::wake(Warp& warp, u32 lanes) {
   warp.ready |= lanes;
   ready_ |= 1u << warp.index;
+}
+
+inline void Worker::sleep(Warp& warp, u32 lanes) {
+  warp.barrier |= lanes;
+  warp.ready &= ~lanes;
+  if (!warp.ready) ready_ &= ~(1u << warp.index);
+}
+
+inline void Worker::rouse(Warp& warp, u32 lanes) {
+  warp.barrier &= ~lanes;
+  if (lanes) wake(warp, lanes);
 }
 
 // Fails if no group of waiting lanes can ever be complete.
@@ -110,10 +125,23 @@ inline void Worker::release(Clock* clock, Warp& warp, u32 lanes) {
   }
   for (; lanes; lanes &= lanes - 1) {
     const Thread& thread = lane(warp, lanes);
-    clock->seen[thread.index] = warp.epoch;
-    clock->seen[launch_->threads() + thread.index] = thread.copies_done;
+    publish(clock, thread, warp.epoch);
   }
   ++warp.epoch;
+}
+
+// What a thread knows of itself and of its own work in the background.
+inline void Worker::publish(Clock* clock, const Thread& thread, u32 epoch) {
+  const Agents all = agents();
+  const u32 t = thread.index;
+  clock->seen[t] = epoch;
+  clock->seen[all.copies(t)] = thread.done.copies;
+  clock->seen[all.reads(t)] = thread.done.reads;
+  clock->seen[all.stores(t)] = thread.done.stores;
+  u32& products = clock->seen[all.products(t / 128)];
+  products = std::max(products, thread.done.products);
+  clock->fenced[t] = thread.done.fenced;
+  clock->fenced[all.copies(t)] = thread.done.fenced_copies;
 }
 
 inline void Worker::acquire(Clock* clock, Warp& warp, u32 lanes) {
@@ -160,9 +188,7 @@ inline void Worker::arrive(Warp& warp, u32 lanes, u32 id, u32 threads, bool slee
   release(barrier.clock, warp, lanes);
   if (sleep) {
     barrier.lanes[warp.index] |= lanes;
-    warp.barrier |= lanes;
-    warp.ready &= ~lanes;
-    if (!warp.ready) ready_ &= ~(1u << warp.index);
+    this->sleep(warp, lanes);
   }
   if (filled(barrier)) open(barrier);
 }
@@ -180,8 +206,7 @@ inline void Worker::open(Barrier& barrier) {
   for (Warp& warp : warps_) {
     const u32 lanes = barrier.lanes[warp.index];
     acquire(barrier.clock, warp, lanes);
-    warp.barrier &= ~lanes;
-    if (lanes) wake(warp, lanes);
+    rouse(warp, lanes);
   }
   clocks_.drop(barrier.clock);
   barrier = Barrier{};
@@ -210,10 +235,19 @@ inline void Worker::leave() {
          "in flight",
          thread.copies.size());
   }
+  if (!thread.stores.empty()) {
+    fail(&thread, "store in flight", thread.stores.front().place,
+         "it exits before its bulk store has read shared memory");
+  }
+  if (!thread.held.empty()) {
+    fail(&thread, "accumulator in flight", thread.held.front().place,
+         "it exits before this product was waited for");
+  }
   warp.alive &= ~thread.bit();
   warp.ready &= ~thread.bit();
   settle(warp);
   if (!warp.alive) {
+    check_landed();
     warp.instructions.count(counts.operations);
     for (Barrier& barrier : barriers_) {
       if (filled(barrier)) open(barrier);
@@ -222,63 +256,41 @@ inline void Worker::leave() {
   park();
 }
 
+inline void Worker::check_landed() {
+  const auto dead = [](const Warp& warp) { return !warp.alive; };
+  if (landings_.empty() || !std::all_of(warps_.begin(), warps_.end(), dead)) return;
+  fail(current_, "copy in flight", landings_.back().place,
+       "the block ends before its shared memory has received this copy of TMA");
+}
+
 inline void Worker::resume(Thread& thread) {
   current_ = &thread;
   switch_fiber(&scheduler_, thread.context);
 }
 
 // Runs warps in an order drawn from the seed, each until its lanes wait or it is left for another.
+// Copies of TMA land now and then, as the seed has it, and at the latest when nobody can go on.
 inline void Worker::schedule() {
-  while (ready_ && !fault.rule[0] && !given_up_ && !*launch_->request.stop) {
-    u32 choice = ready_;
-    for (u32 skip = random_.below(u32(std::popcount(ready_))); skip; --skip) choice &= choice - 1;
-    Warp& warp = warps_[u32(std::countr_zero(choice))];
-    do {
-      const u32 lanes = warp.ready, first = random_.below(32);
-      for (u32 i = 0; i < 32 && !fault.rule[0]; ++i) {
-        const u32 lane = (first + i) % 32;
-        if (lanes & warp.ready & 1u << lane) resume(threads_[32 * warp.index + lane]);
-      }
-    } while (warp.ready && !fault.rule[0] && random_.below(16));
-    if (!warp.ready) ready_ &= ~(1u << warp.index);
+  while (!fault.rule[0] && !given_up_ && !*launch_->request.stop) {
+    const bool early = !landings_.empty() && random_.below(16) >= lateness_;
+    if ((early || !ready_) && land_one()) continue;
+    if (!ready_) return;
+    run_warp();
   }
 }
 
-inline void Worker::deadlock() {
-  char text[3000];
-  std::size_t length = 0;
-  const auto say = [&](const char* format, auto... values) {
-    const std::size_t room = sizeof text - length;
-    length +=
-        std::min<std::size_t>(std::snprintf(text + length, room, format, values...), room - 1);
-  };
-  const Thread* first = nullptr;
-  u32 place = 0;
-  for (u32 id = 0; id < kBarriers; ++id) {
-    const Barrier& barrier = barriers_[id];
-    if (!barrier.used) continue;
-    say("barrier %u @%08x has %u of %u threads", id, barrier.place, barrier.arrived,
-        barrier.threads ? barrier.threads : launch_->threads());
-    for (const Warp& warp : warps_) {
-      if (barrier.lanes[warp.index]) say(", warp %u", warp.index);
+inline void Worker::run_warp() {
+  u32 choice = ready_;
+  for (u32 skip = random_.below(u32(std::popcount(ready_))); skip; --skip) choice &= choice - 1;
+  Warp& warp = warps_[u32(std::countr_zero(choice))];
+  do {
+    const u32 lanes = warp.ready, first = random_.below(32);
+    for (u32 i = 0; i < 32 && !fault.rule[0]; ++i) {
+      const u32 lane = (first + i) % 32;
+      if (lanes & warp.ready & 1u << lane) resume(threads_[32 * warp.index + lane]);
     }
-    say("; ");
-    place = barrier.place;
-  }
-  for (const Warp& warp : warps_) {
-    for (const Group& group : warp.groups) {
-      say("lanes %08x of warp %u wait for lanes %08x @%08x; ", group.arrived, warp.index,
-          wanted(warp, group) & ~group.arrived, group.call.place);
-    }
-    if (warp.alive && !first) first = &threads_[32 * warp.index];
-    if (!warp.alive) say("warp %u has exited; ", warp.index);
-  }
-  if (length >= 2) text[length - 2] = 0;
-  std::snprintf(fault.rule, sizeof fault.rule, "deadlock");
-  std::snprintf(fault.text, sizeof fault.text, "nobody can go on: %s", text);
-  fault.place = place;
-  fault.block = std::int32_t(block_);
-  fault.thread = first ? std::int32_t(first->index) : -1;
+  } while (warp.ready && !fault.rule[0] && random_.below(16));
+  if (!warp.ready) ready_ &= ~(1u << warp.index);
 }
 
 inline void Worker::report(const Thread* thread, const char* rule, u32 place, const char* format,
@@ -297,6 +309,19 @@ inline void Worker::fail(const Thread* thread, const char* rule, u32 place, cons
   va_start(list, format);
   report(thread, rule, place, format, list);
   va_end(list);
+  stop();
+}
+
+// The same where no thread runs, or one that has more to do.
+inline void Worker::note(const Thread* thread, const char* rule, u32 place, const char* format,
+                         ...) {
+  va_list list;
+  va_start(list, format);
+  report(thread, rule, place, format, list);
+  va_end(list);
+}
+
+inline void Worker::stop() {
   for (;;) park();
 }
 
@@ -312,13 +337,29 @@ inline void Worker::begin_block() {
   std::memset(smem_raw, 0xff, request.smem_bytes);
   touches_ = 0;
   learned_.clear();
+  constexpr u32 kLateness[] = {16, 15, 8, 2};
+  Random late;  // of its own: without TMA the order of warps is what it always was
+  late.seed(~request.seed, block_);
+  lateness_ = kLateness[late.below(4)];
+  forget_order();
+  begin_threads();
+  begin_warps();
+  if (request.trace) tracer.begin_block();
+}
+
+inline void Worker::forget_order() {
   for (Barrier& barrier : barriers_) {
     if (barrier.used) clocks_.drop(barrier.clock);
     barrier = Barrier{};
   }
-  begin_threads();
-  begin_warps();
-  if (request.trace) tracer.begin_block();
+  for (Mbarrier& mbarrier : mbarriers_) forget(mbarrier);
+  for (Warpgroup& group : warpgroups_) {
+    forget(group);
+    group = Warpgroup{};
+  }
+  mbarriers_.clear();
+  landings_.clear();
+  fills_.clear();
 }
 
 inline void Worker::begin_threads() {
@@ -329,9 +370,15 @@ inline void Worker::begin_threads() {
     thread.index = t;
     thread.position = {t % x, t / x % y, t / x / y};
     thread.context = stacks_.start(int(t), &Worker::enter);
-    thread.group = epoch_;
-    thread.copies_done = epoch_ - 1;
+    thread.group = thread.store_group = epoch_;
     thread.copies.clear();
+    thread.stores.clear();
+    thread.held.clear();
+    thread.held_begin = thread.held_end = nullptr;
+    thread.ordered = 0;
+    thread.waited = 0;
+    const u32 before = epoch_ - 1;
+    thread.done = {before, before, before, before, before, before};
     thread.asked = nullptr;
     clocks_.assign(thread.clock, clock);
   }
@@ -340,13 +387,16 @@ inline void Worker::begin_threads() {
 
 inline void Worker::begin_warps() {
   ready_ = 0;
+  spare_registers_ = 0;
   for (u32 w = 0; w < launch_->warps(); ++w) {
     Warp& warp = warps_[w];
     const u32 lanes = std::min(32u, launch_->threads() - 32 * w);
     warp.index = w;
     warp.alive = warp.ready = lanes == 32 ? ~0u : (1u << lanes) - 1;
     warp.barrier = 0;
-    warp.epoch = epoch_;
+    warp.epoch = warp.product_group = epoch_;
+    warp.registers = std::min(256u, kRegisterFile / (32 * launch_->warps()) & ~7u);
+    warp.wanted = 0;
     warp.groups.clear();
     ready_ |= 1u << w;
   }
@@ -354,8 +404,10 @@ inline void Worker::begin_warps() {
 
 // Whatever this block filed under an epoch is over for the next one.
 inline void Worker::end_block() {
-  for (const Warp& warp : warps_) epoch_ = std::max(epoch_, warp.epoch + 1);
-  for (const Thread& thread : threads_) epoch_ = std::max(epoch_, thread.group + 1);
+  const auto over = [this](u32 epoch) { epoch_ = std::max(epoch_, epoch + 1); };
+  for (const Warp& warp : warps_) over(warp.epoch), over(warp.product_group);
+  for (const Thread& thread : threads_) over(thread.group), over(thread.store_group);
+  for (const Mbarrier& mbarrier : mbarriers_) over(mbarrier.epoch());
   ++counts.blocks;
   counts.threads += launch_->threads();
 }
@@ -382,12 +434,14 @@ inline void Worker::prepare(Launch& launch, std::size_t shared_bytes) {
   for (Thread& thread : threads_) {
     if (thread.clock) clocks_.drop(thread.clock);  // none if this worker came too late for a block
   }
+  forget_order();
   threads_.clear();
   threads_.resize(launch.threads());
   clocks_.resize(launch.threads());
   warps_.clear();
   warps_.resize(launch.warps());
   shared_shadow_.resize(shared_bytes, launch.warps());
+  if (!moment_) written_.resize(kRegion / 4);
   shared_bytes_ = shared_bytes;
   epoch_ = 1;
 }
@@ -397,6 +451,7 @@ inline void Worker::prepare(Launch& launch, std::size_t shared_bytes) {
 inline void Worker::run(u8* shared) {
   shared_base_ = shared;
   dynamic_ = smem_raw - shared;
+  window_ = kSystemBytes + u32(u64(smem_raw) % kSystemBytes);
   for (;;) {
     number_ = launch_->order.start();
     if (number_ < launch_->blocks() && !launch_->stopped()) {

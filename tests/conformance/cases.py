@@ -2,7 +2,8 @@
 
 Each case is one kernel, deterministic inputs, and what NumPy expects of it, from the PTX ISA alone.
 ``record.py`` runs the cases on a device and keeps the results; the tests hold the emulator against
-both. A kernel takes pointers only: its inputs, then its outputs, in the order of the case.
+both. A kernel takes its inputs, then its outputs, in the order of the case: as pointers, or those
+that have one as a tensor map.
 """
 
 from __future__ import annotations
@@ -18,9 +19,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fasim.render import render_text
+from fasim.tensor_map import TensorMap
 
 Array = NDArray[Any]
 Arrays = Mapping[str, Array]
+Rng = np.random.Generator
 
 KERNELS = Path(__file__).parent / "kernels"
 POISON = 0xFF  # every byte of an output before the launch
@@ -45,6 +48,22 @@ class Bound:
 
 
 @dataclass(frozen=True)
+class Boxes:
+    """How TMA sees an array: the box of one instruction, innermost first, and its swizzle."""
+
+    box: tuple[int, ...]
+    swizzle: int = 0
+
+    def map(self, array: Array, address: int) -> TensorMap:
+        """For the array's values at an address."""
+        kind, sizes, strides = _KINDS[array.itemsize], array.shape[::-1], array.strides[-2::-1]
+        return TensorMap(address, kind, sizes, strides, self.box, self.swizzle)
+
+
+_KINDS = {1: "e4m3", 2: "bf16", 4: "fp32"}
+
+
+@dataclass(frozen=True)
 class Case:
     """One kernel, its launch, its inputs and what each output should be.
 
@@ -64,6 +83,7 @@ class Case:
     arch: str = "sm_80"  # the oldest that has it
     silicon: bool = True
     smem_bytes: int = 0
+    maps: Mapping[str, Boxes] = field(default_factory=dict)
 
     @property
     def source(self) -> str:
@@ -75,6 +95,10 @@ class Case:
         """sha256 over source and inputs: what a recorded result belongs to."""
         parts = [self.source.encode(), *(array.tobytes() for array in self.inputs.values())]
         return hashlib.sha256(b"".join(parts)).hexdigest()
+
+    @property
+    def capability(self) -> int:
+        return int(self.arch[3:].rstrip("a"))
 
     def arrays(self) -> dict[str, Array]:
         """Every array of a launch as unsigned integers, in the kernel's order, outputs fresh."""
@@ -476,6 +500,313 @@ def _atomic_x4() -> Case:
     )
 
 
+# ---- Hopper: TMA, mbarriers, products of a warpgroup --------------------------------------------
+
+# Sizes of a tensor, box of it (both innermost first), swizzle. Boxes begin before, across and past
+# the edges.
+BOXES = {
+    "2d_128": ((96, 40), (64, 24), 128),
+    "2d_64": ((80, 40), (32, 24), 64),
+    "2d_32": ((80, 40), (16, 40), 32),
+    "2d_none": ((104, 40), (40, 24), 0),
+    "3d_128": ((64, 20, 3), (64, 12, 2), 128),
+    "4d_64": ((40, 9, 3, 2), (32, 8, 2, 1), 64),
+    "5d_128": ((64, 20, 2, 3, 2), (64, 16, 2, 1, 1), 128),
+}
+EACH = 12  # boxes of a case
+
+
+def _tma() -> Iterator[Case]:
+    for name, (sizes, box, swizzle) in BOXES.items():
+        rng = _rng(name)
+        x = rng.integers(1, 1 << 16, sizes[::-1], dtype=np.uint16)
+        at = _corners(sizes, box, 8, rng)
+        boxes = [swizzled(box_of(x, c, box), swizzle) for c in at]
+        common = {
+            "grid": 1,
+            "block": 128,
+            "arch": "sm_90a",
+            "smem_bytes": boxes[0].nbytes,
+        }
+        values = {"rank": len(box), "box_bytes": boxes[0].nbytes, "boxes": len(at)}
+        yield Case(
+            f"tma_load_{name}",
+            "tma_load",
+            inputs={"x": x, "at": at},
+            expected={"out": np.stack(boxes)},
+            values=values,
+            maps={"x": Boxes(box, swizzle)},
+            **common,
+        )
+        if len(box) in (2, 4):
+            yield from _tma_store(name, x, at, boxes, values, Boxes(box, swizzle), common)
+    yield _tma_reduce()
+
+
+def _tma_store(
+    name: str,
+    x: Array,
+    at: Array,
+    boxes: list[Array],
+    values: dict[str, object],
+    how: Boxes,
+    common: dict[str, Any],
+) -> Iterator[Case]:
+    """The boxes that were loaded, each element one more, on their way back."""
+    instruction = f"cp_async_bulk_tensor_{len(how.box)}d"
+    wanted, plain = x.copy(), [box_of(x, c, how.box) + np.uint16(1) for c in at]
+    for c, box in zip(at, plain, strict=True):
+        put_box(wanted, c, box)
+    yield Case(
+        f"tma_store_{name}",
+        "tma_store",
+        inputs={"at": at, "x": np.stack([swizzled(box, how.swizzle) for box in plain])},
+        expected={"y": wanted},
+        initial={"y": x},
+        values={**values, "file": instruction, "instruction": f"{instruction}_store", "wait": ""},
+        maps={"y": how},
+        **common,
+    )
+
+
+def _tma_reduce() -> Case:
+    sizes, box, rng = (40, 24), (32, 16), _rng("tma_reduce")
+    start = rng.integers(-9, 9, sizes[::-1]).astype(np.float32)
+    at = _corners(sizes, box, 4, rng)
+    boxes = rng.integers(-9, 9, (len(at), *box[::-1])).astype(np.float32)
+    wanted = start.copy()
+    for c, one in zip(at, boxes, strict=True):
+        put_box(wanted, c, one, add=True)
+    instruction = "cp_reduce_async_bulk_tensor_2d"
+    nbytes = boxes[0].nbytes
+    return Case(
+        "tma_reduce",
+        "tma_store",
+        grid=1,
+        block=128,
+        inputs={"at": at, "x": np.stack([swizzled(one, 128) for one in boxes])},
+        expected={"y": wanted},
+        initial={"y": start},
+        values={
+            **{"rank": 2, "box_bytes": nbytes, "boxes": len(at)},
+            **{"file": instruction, "instruction": instruction, "wait": "_read"},
+        },
+        maps={"y": Boxes(box, 128)},
+        arch="sm_90a",
+        smem_bytes=nbytes,
+    )
+
+
+def _corners(sizes: tuple[int, ...], box: tuple[int, ...], each: int, rng: Rng) -> Array:
+    """Where boxes begin: the origin, and around every edge; of a row at multiples of ``each``
+    elements, which are 16 bytes."""
+    ends = np.array([[-b - 1, n + 2] for n, b in zip(sizes, box, strict=True)])
+    at = rng.integers(ends[:, 0], ends[:, 1], (EACH, len(sizes)), dtype=np.int32)
+    at[0] = 0
+    at[1:4, 1:] = rng.integers(0, np.array(sizes[1:]), (3, len(sizes) - 1))
+    at[:, 0] = at[:, 0] // each * each
+    return at
+
+
+def box_of(x: Array, at: Array, box: tuple[int, ...]) -> Array:
+    """A box of x; zero outside."""
+    result = np.zeros(box[::-1], x.dtype)
+    put_or_take(x, at, result, lambda whole, part: (part, whole))
+    return result
+
+
+def put_box(x: Array, at: Array, box: Array, add: bool = False) -> None:
+    put_or_take(x, at, box, lambda whole, part: (whole, part + whole * x.dtype.type(add)))
+
+
+def put_or_take(x: Array, at: Array, box: Array, how: Any) -> None:
+    """Assigns between the part of x under the box, and that part of the box."""
+    starts = np.asarray(at)[::-1]
+    inside = [
+        (max(0, -c), min(b, n - c)) for c, b, n in zip(starts, box.shape, x.shape, strict=True)
+    ]
+    if any(low >= high for low, high in inside):
+        return
+    of_box = tuple(slice(low, high) for low, high in inside)
+    of_x = tuple(slice(c + low, c + high) for c, (low, high) in zip(starts, inside, strict=True))
+    target, value = how(x[of_x], box[of_box])
+    target[...] = value
+
+
+def swizzled(box: Array, span: int) -> Array:
+    """A box as it lies in shared memory from a multiple of 1024 bytes on, by its 16-byte chunks."""
+    chunks = box.reshape(-1).view(np.uint8).reshape(-1, 16)
+    address = np.arange(len(chunks)) * 16
+    mask = max(span // 16 - 1, 0)
+    where = (address ^ (address >> 7 & mask) << 4) // 16
+    result = np.empty_like(chunks)
+    result[where] = chunks
+    return result.reshape(-1).view(box.dtype).reshape(box.shape)
+
+
+def _bulk() -> Case:
+    blocks, words = 4, 1024
+    x = _rng("bulk").integers(-99, 99, (blocks, words)).astype(np.float32)
+    start = np.arange(words // 2, dtype=np.float32)
+    return Case(
+        "bulk",
+        "bulk",
+        grid=blocks,
+        block=32,
+        inputs={"x": x},
+        expected={"copied": x, "sums": start + x[:, 4 : 4 + words // 2].sum(axis=0)},
+        initial={"sums": start},
+        arch="sm_90a",
+        smem_bytes=4096,
+    )
+
+
+def _mbarrier_ring() -> Case:
+    x = _rng("mbarrier_ring").integers(0, 1 << 32, (9, 256), dtype=np.uint32)
+    return Case(
+        "mbarrier_ring",
+        "mbarrier_ring",
+        grid=1,
+        block=384,
+        inputs={"x": x},
+        expected={"y": x[:, ::-1].copy(), "elected": (LANE == 0).astype(np.uint32)},
+        arch="sm_90a",
+        smem_bytes=2 * 1024,
+    )
+
+
+def _stmatrix() -> Case:
+    rng = _rng("stmatrix")
+    pairs = rng.integers(0, 1 << 16, (32, 4, 2), dtype=np.uint16)
+    rows = rng.permutation(32).astype(np.int32)
+    tiles = np.zeros((2, 3, 32, 8), np.uint16)
+    for (trans, form), tile in np.ndenumerate(np.empty((2, 3))):
+        del tile
+        for m in range((1, 2, 4)[form]):
+            matrix = np.empty((8, 8), np.uint16)
+            matrix[GROUP[:, None], 2 * THREAD[:, None] + np.arange(2)] = pairs[:, m]
+            tiles[trans, form, rows[8 * m : 8 * m + 8]] = matrix.T if trans else matrix
+    return Case(
+        "stmatrix",
+        "stmatrix",
+        grid=1,
+        block=32,
+        inputs={"registers": _words(pairs), "rows": rows},
+        expected={"tiles": tiles},
+        arch="sm_90a",
+        smem_bytes=32 * 16,
+    )
+
+
+# Of the columns that a product has; and what forms there are: a from shared memory or registers,
+# times b with the depth contiguous or (not e4m3) the columns.
+COLUMNS = (8, 64, 128, 176, 256)
+KEPT = {"f16": 2.0**-19, "bf16": 2.0**-19, "e4m3": 2.0**-6}  # of the sum of all magnitudes
+WHY_KEPT = (
+    "tensor cores keep 25 bits below the largest addend of an instruction, and of e4m3 only 13;"
+    " each of the 33 addends of 4 instructions may lose what lies below"
+)
+
+
+def _wgmma() -> Iterator[Case]:
+    for kind in ("f16", "bf16", "e4m3"):
+        for numbers in ("integers", "normal", "special", "wide"):
+            name = f"wgmma_{kind}_{numbers}"
+            depth = 128 // TYPES[kind].itemsize
+            columns = COLUMNS if numbers == "integers" else (64,)  # or the results would be large
+            forms = 4 if numbers == "integers" and kind != "e4m3" else 2
+            a, b = _factors(name, kind, depth)
+            values = {"type": kind, "size": TYPES[kind].itemsize, "depth": depth // 4}
+            maps = {"a_map": Boxes((depth, 64), 128), "b_map": Boxes((depth, 256), 128)}
+            bt = np.ascontiguousarray(b.T)
+            yield Case(
+                name,
+                "wgmma",
+                grid=len(columns) * forms,
+                block=128,
+                inputs={"a_map": a, "b_map": b, "bt_map": bt, "a": _warpgroup_left(a)},
+                expected={"d": _all_forms(_product(a, b.T), columns, forms)},
+                values={**values, "forms": forms, "columns": columns},
+                bounds={} if numbers == "integers" else {"d": _kept(a, b, kind, columns, forms)},
+                maps={**maps, "bt_map": Boxes((128 // TYPES[kind].itemsize, depth), 128)},
+                arch="sm_90a",
+                smem_bytes=(64 + 256 + 256) * 128,
+            )
+
+
+def _factors(name: str, kind: str, depth: int) -> tuple[Array, Array]:
+    """a (64 x depth) and b (256 x depth)."""
+    rng, shapes = _rng(name), ((64, depth), (256, depth))
+    if name.endswith("integers"):
+        a, b = (rng.integers(-3, 4, shape).astype(np.float64) for shape in shapes)
+    else:
+        a, b = (rng.standard_normal(shape) for shape in shapes)
+    if name.endswith("wide"):  # rows of all sizes
+        low, high = {"f16": (-22, 8), "bf16": (-60, 60), "e4m3": (-8, 4)}[kind]
+        a = a * 2.0 ** (np.linspace(low, high, 64).round()[:, None] + rng.integers(-4, 5, a.shape))
+        b = b * 2.0 ** (rng.integers(low, high, (256, 1)) + rng.integers(-4, 5, b.shape))
+    with np.errstate(over="ignore"):
+        a, b = a.astype(TYPES[kind]), b.astype(TYPES[kind])
+    return (_strewn(a, rng), _strewn(b, rng)) if name.endswith("special") else (a, b)
+
+
+def _kept(a: Array, b: Array, kind: str, columns: tuple[int, ...], forms: int) -> Bound:
+    with np.errstate(all="ignore"):
+        left, right = (np.where(x == 0, 0, np.maximum(np.abs(x.astype(np.float64)), _tiny(x)))
+                       for x in (a, b))  # fmt: skip
+        sizes = left @ right.T
+    finite = np.where(np.isfinite(sizes), sizes, 0.0)
+    return Bound(WHY_KEPT, absolute=_all_forms(finite, columns, forms) * KEPT[kind] + SMALLEST)
+
+
+def _all_forms(product: Array, columns: tuple[int, ...], forms: int) -> Array:
+    """Of every number of columns and every form the sums of a warpgroup, one after the other."""
+    parts = [np.tile(_warpgroup_sums(product[:, :n]).ravel(), forms) for n in columns]
+    return np.concatenate(parts)
+
+
+def _warpgroup_sums(d: Array) -> Array:
+    """(thread, register) of a 64 x n result. PTX ISA: wgmma, fragments of D."""
+    thread, register = np.arange(128)[:, None], np.arange(d.shape[1] // 2)
+    rows = thread // 32 * 16 + thread % 32 // 4 + 8 * (register // 2 % 2)
+    return np.ascontiguousarray(d[rows, register // 4 * 8 + 2 * (thread % 4) + register % 2])
+
+
+def _warpgroup_left(a: Array) -> Array:
+    """(thread, step, register) of a row-major left operand of 64 rows, warp by warp as for mma."""
+    steps = np.split(a.reshape(4, 16, -1), 4, axis=-1)
+    return np.ascontiguousarray(np.stack([_left(step) for step in steps], axis=2)).reshape(
+        128, 4, 4
+    )
+
+
+def _wgmma_layouts() -> Iterator[Case]:
+    for span, swizzle, row in ((128, "k128", 5), (64, "k64", 8), (32, "k32", 8), (16, "kNone", 0)):
+        rng, depth = _rng(f"wgmma_layout_{span}"), max(span // 2, 32)
+        a, b = (rng.integers(-3, 4, (104, depth)).astype(TYPES["bf16"]) for _ in range(2))
+        at, bt = (
+            np.ascontiguousarray(rng.integers(-3, 4, (n, depth)).astype(TYPES["bf16"]).T)
+            for n in (64, 96)
+        )
+        products = _product(a[row : row + 64], b[row : row + 96].T), _product(at.T, bt)
+        rows = {"a": 104, "b": 104, "at": depth, "bt": depth}
+        yield Case(
+            f"wgmma_layout_{span}",
+            "wgmma_layout",
+            grid=1,
+            block=128,
+            inputs={"a": a, "b": b, "at": at, "bt": bt},
+            expected={"d": np.stack([_warpgroup_sums(product) for product in products])},
+            values={"span": span, "swizzle": swizzle, "row": row, "type": "bf16"},
+            maps={
+                name: Boxes((span // 2, n), 0 if swizzle == "kNone" else span)
+                for name, n in rows.items()
+            },
+            arch="sm_90a",
+            smem_bytes=4 * 16384,
+        )
+
+
 def _turns() -> Case:
     """Numbers of many sizes, whose sum depends on its order."""
     rng, blocks = _rng("turns"), 300
@@ -512,4 +843,10 @@ CASES = (
     _atomic(),
     _atomic_x4(),
     _turns(),
+    *_tma(),
+    _bulk(),
+    _mbarrier_ring(),
+    _stmatrix(),
+    *_wgmma(),
+    *_wgmma_layouts(),
 )

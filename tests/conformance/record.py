@@ -21,6 +21,7 @@ from cases import CASES, Array, Case
 
 from fasim.errors import CompilerError
 from fasim.runners import gpu
+from fasim.tensor_map import BYTES, parameter_offsets, placed
 from fasim.toolchain import Nvcc, find_nvcc, run
 
 RESULTS = Path(__file__).parent / "results"
@@ -32,7 +33,10 @@ def main(folder: Path = RESULTS) -> None:
     nvcc, device = find_nvcc(), gpu.device()
     major, minor = device["compute_capability"]
     arch = f"sm_{major}{minor}"
-    cases = [case for case in CASES if int(case.arch[3:]) <= 10 * major + minor]
+    here = 10 * major + minor
+    cases = [
+        c for c in CASES if c.capability <= here and (c.arch[-1] != "a" or c.capability == here)
+    ]
     folder.mkdir(parents=True, exist_ok=True)
     with _context():
         for case in cases:
@@ -52,16 +56,38 @@ def outputs(case: Case, nvcc: Nvcc, arch: str) -> dict[str, Array]:
     """What one launch wrote, as bits. The device's context must be current."""
     from pycuda import driver
 
-    module = driver.module_from_buffer(cubin(case, nvcc, arch))
+    binary = cubin(case, nvcc, case.arch if case.arch.endswith("a") else arch)
+    module = driver.module_from_buffer(binary)
     function = module.get_function(case.kernel)
+    if case.smem_bytes > gpu.OPT_IN_SMEM_BYTES:
+        attribute = driver.function_attribute.MAX_DYNAMIC_SHARED_SIZE_BYTES
+        function.set_attribute(attribute, case.smem_bytes)
     arrays = case.arrays()
     memory = {name: driver.to_device(array) for name, array in arrays.items()}
-    function.prepare("P" * len(memory))
-    pointers = [int(allocation) for allocation in memory.values()]
+    formats, values = _parameters(case, arrays, memory, binary)
+    function.prepare(formats)
     grid, block = (case.grid, 1), (case.block, 1, 1)
-    function.prepared_call(grid, block, *pointers, shared_size=case.smem_bytes)
+    function.prepared_call(grid, block, *values, shared_size=case.smem_bytes)
     driver.Context.synchronize()
     return {name: driver.from_device_like(memory[name], arrays[name]) for name in case.expected}
+
+
+def _parameters(
+    case: Case, arrays: dict[str, Array], memory: dict[str, Any], binary: bytes
+) -> tuple[list[str], list[Any]]:
+    """struct formats and values, each where the driver wants it."""
+    formats = [f"{BYTES}s" if name in case.maps else "P" for name in arrays]
+    values: list[Any] = [
+        case.maps[name].map(array, int(memory[name])).encoded() if name in case.maps
+        else int(memory[name])
+        for name, array in arrays.items()
+    ]  # fmt: skip
+    if not case.maps:
+        return formats, values
+    formats, gaps = placed(formats, parameter_offsets(binary, case.kernel))
+    for gap in gaps:
+        values.insert(gap, b"")
+    return formats, values
 
 
 def cubin(case: Case, nvcc: Nvcc, arch: str) -> bytes:

@@ -20,6 +20,7 @@ from fasim.toolchain import Cxx, find_addr2line, find_cxx
 
 WORDS = """#define __global__
 #define FASIM_KERNEL(name) extern "C" const void* address() { return (const void*)name; }
+#define FASIM_SHARED_MEMORY(align, skip, bytes)
 """
 HELPERS = """inline __attribute__((always_inline)) void twice(float* x) { *x += *x; }
 template <int kBytes> void copy(float* x) { static_assert(kBytes == 4, "4 bytes"); *x = 0; }
@@ -289,3 +290,10 @@ def test_the_doctor_names_the_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path
     found = json.loads(json.dumps(doctor.examine()["emulator"]))
     assert found["command"] == [str(tmp_path / "cxx"), "-x"]
     assert (found["found"], found["version"]) == (True, "cxx 1.0")
+
+
+def test_a_wait_is_named_by_who_calls_it() -> None:
+    inside = "wait(unsigned long long*, unsigned int)\n/x/kernel.cu:430\n"
+    assert building._line(f"{inside}produce(Barriers&)\n/x/kernel.cu:589\n") == 589
+    assert building._line(inside) == 430
+    assert building._line("??\n??:0\n") == 0
