@@ -149,6 +149,7 @@ class Worker {
 
   void prepare(Launch& launch, std::size_t shared_bytes);
   void run(u8* shared);
+  void rest() { stacks_.rest(); }
 
   Thread& thread() { return *current_; }
   Thread& thread(u32 index) { return threads_[index]; }
