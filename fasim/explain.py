@@ -28,15 +28,13 @@ from fasim.model.occupancy import register_cap, residency
 from fasim.model.tiles import Tiles, padded, round_up
 from fasim.model.visits import PackedVisits, Visits, packed_visits, visible_pairs, visits
 from fasim.plan import (
-    HOPPER_SMEM,
     SLAB_BYTES,
     V3_TAIL_BYTES,
     WARP,
     WARPGROUP,
     Tile,
     slabs,
-    v3_layouts,
-    v3_smem,
+    v3_layout,
     v3_value_rows,
 )
 from fasim.problem import Problem
@@ -188,15 +186,12 @@ def _v2_smem(case: _Case) -> Iterator[Part]:
 
 def _v3_smem(case: _Case) -> Iterator[Part]:
     p, tile = case.problem, case.tile
-    d, of_o = slabs(p.head_dim, p.dtype), slabs(p.head_dim_v)
-    layouts, dims = v3_layouts(p.head_dim_v), (p.head_dim, p.head_dim_v, p.dtype)
-    fitting = (x for x in layouts if v3_smem(*dims, tile, *x) <= HOPPER_SMEM)
-    count, parts = next(fitting, layouts[-1])
+    d = slabs(p.head_dim, p.dtype)
+    count, parts = v3_layout(p, tile)
     yield _product("tiles of Q, in slabs of 128 bytes", count, tile.block_q, d, SLAB_BYTES)
-    yield _product("O on its way out", tile.block_q, of_o // parts, SLAB_BYTES)
+    yield _product("O on its way out", tile.block_q, slabs(p.head_dim_v) // parts, SLAB_BYTES)
     yield _product("stages of K", tile.stages, tile.block_kv, d, SLAB_BYTES)
-    of_v = v3_value_rows(p.head_dim_v, p.dtype, tile)
-    yield _product("stages of V", tile.stages, of_v, SLAB_BYTES)
+    yield _product("stages of V", tile.stages, v3_value_rows(p, tile), SLAB_BYTES)
     yield _product("barriers, 1 / l, alignment", V3_TAIL_BYTES)
 
 
@@ -478,6 +473,8 @@ def _v3_fwd_registers(case: _Case) -> Iterator[Part]:
     yield Part("P", f"{keys} keys x {e} / 8", keys * e // 8)
     if sums := footprint.tile_sums(case.problem):
         yield Part("sums of a tile, and of weights", "", sums)
+    options = footprint.v3_option_registers(case.problem, case.tiles).items()
+    yield from (Part(name, "", int(kept[0])) for name, kept in options if kept[0])
     yield Part("the rest", "", V3_BASE)
 
 

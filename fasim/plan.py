@@ -81,6 +81,7 @@ SLAB_BYTES, HOPPER_SMEM = 128, 232448
 # V3 in e4m3: a row of ones joins those of V transposed, whose keys fill whole slabs; threads of a
 # block that transposes, and the keys and columns of each.
 ONES, TRANSPOSERS, TRANSPOSED = 1, 128, (32, 4)
+FIRST_COLUMNS = 64  # of P V, whose sums of a tile are done before those of the others begin
 TMA_BYTES = 16  # a tensor's address and its strides are multiples
 V3_TAIL_BYTES = 1024  # barriers and what else lies behind the tiles
 # Split keys: parts of a row at most, and what a block costs beside its tiles of keys, in tiles.
@@ -796,34 +797,38 @@ def v3_layouts(head_dim_v: int) -> list[tuple[int, int]]:
     return [(2, 1), (1, 1), *((1, n) for n in parts)]
 
 
-def v3_layout(kernel: KernelSpec) -> tuple[int, int]:
-    """The one of a kernel."""
-    choices, dims = v3_layouts(kernel.head_dim_v), (kernel.head_dim, kernel.head_dim_v)
-    fitting = (c for c in choices if v3_smem(*dims, kernel.dtype, kernel.tile, *c) <= HOPPER_SMEM)
+def v3_layout(work: KernelSpec | Problem, tile: Tile) -> tuple[int, int]:
+    """The one of a kernel or a problem."""
+    choices = v3_layouts(work.head_dim_v)
+    fitting = (choice for choice in choices if v3_smem(work, tile, *choice) <= HOPPER_SMEM)
     return next(fitting, choices[-1])
 
 
-def v3_smem(
-    head_dim: int, head_dim_v: int, dtype: str, tile: Any, q_stages: int, parts: int
-) -> Any:
-    """Bytes of V3's shared memory: tiles of Q, O or a part of it, stages of K and V. ``tile`` may
-    be a Tile or arrays of what it holds."""
-    d, of_o = slabs(head_dim, dtype), slabs(head_dim_v) // parts  # O has 16 bits
-    rows = tile.block_q * (q_stages * d + of_o)
-    keys = tile.stages * (tile.block_kv * d + v3_value_rows(head_dim_v, dtype, tile))
+def v3_smem(work: KernelSpec | Problem, tile: Any, q_stages: int, parts: int) -> Any:
+    """Bytes of V3's shared memory: tiles of Q, O in 16 bits or a part of it, stages of K and V.
+    ``tile`` may be a Tile or arrays of what it holds."""
+    d = slabs(work.head_dim, work.dtype)
+    rows = tile.block_q * (q_stages * d + slabs(work.head_dim_v) // parts)
+    keys = tile.stages * (tile.block_kv * d + v3_value_rows(work, tile))
     return (rows + keys) * SLAB_BYTES + V3_TAIL_BYTES
 
 
-def v3_value_rows(head_dim_v: int, dtype: str, tile: Any) -> Any:
+def v3_value_rows(work: KernelSpec | Problem, tile: Any) -> Any:
     """Rows of 128 bytes of a tile of V in V3's shared memory."""
-    if dtype == "e4m3":
-        return transposed_rows(head_dim_v) * (tile.block_kv // SLAB_BYTES)
-    return tile.block_kv * slabs(head_dim_v, dtype)
+    if work.dtype == "e4m3":
+        return transposed_rows(work.head_dim_v) * (tile.block_kv // SLAB_BYTES)
+    return tile.block_kv * slabs(work.head_dim_v, work.dtype)
 
 
 def transposed_rows(head_dim_v: int) -> int:
     """Rows of V transposed as a product takes them: whole matrix steps, and 8 with the ones."""
     return padded(head_dim_v, "e4m3") + 8
+
+
+def last_columns(head_dim_v: int) -> int:
+    """Columns of P V that V3 multiplies under the softmax in e4m3: those beyond the first 64."""
+    rows = transposed_rows(head_dim_v)
+    return rows - FIRST_COLUMNS * (rows > FIRST_COLUMNS + 8)
 
 
 def transposed_shape(problem: Problem) -> tuple[int, ...]:

@@ -33,6 +33,7 @@ from fasim.plan import (
     KernelSpec,
     Plan,
     Tile,
+    last_columns,
     padded,
     slabs,
     transposed_rows,
@@ -189,9 +190,9 @@ def _places(tiles: Mapping[str, int]) -> list[tuple[str, int, int]]:
 def _v3_tiles(plan: Plan) -> dict[str, int]:
     """Bytes of every tile in shared memory, in their order, and of what lies behind them."""
     kernel, tile = plan.kernel, plan.kernel.tile
-    d, of_o = SLAB_BYTES * slabs(kernel.head_dim, kernel.dtype), SLAB_BYTES * slabs(kernel.head_dim_v)
-    of_v = SLAB_BYTES * v3_value_rows(kernel.head_dim_v, kernel.dtype, tile)
-    count, parts = v3_layout(kernel)
+    d, of_o = (SLAB_BYTES * n for n in (slabs(kernel.head_dim, kernel.dtype), slabs(kernel.head_dim_v)))
+    of_v = SLAB_BYTES * v3_value_rows(kernel, tile)
+    count, parts = v3_layout(kernel, tile)
     rows = {f"Q, slot {i}": tile.block_q * d for i in range(count)}
     rows["O on its way out" if parts == 1 else f"1/{parts} of O on its way out"] = (
         tile.block_q * of_o // parts
@@ -363,10 +364,13 @@ def v3_instructions(kernel: KernelSpec) -> tuple[str, ...]:
     return ("ldmatrix_x2", "ldmatrix_x1", f"mma_m16n8k8_{PTX_TYPES[kernel.dtype]}", *rounding)
 
 
-def value_columns(kernel: KernelSpec) -> int:
-    """Columns of V3's product P V."""
-    width = kernel.head_dim_v
-    return transposed_rows(width) if kernel.transposes else padded(width)
+def value_columns(kernel: KernelSpec) -> tuple[int, ...]:
+    """Columns of V3's products P V: in e4m3 those that have no room beside the others come first."""
+    if not kernel.transposes:
+        return (padded(kernel.head_dim_v),)
+    last = last_columns(kernel.head_dim_v)
+    first = transposed_rows(kernel.head_dim_v) - last
+    return (first, last) if first else (last,)
 
 
 def score_call(kernel: KernelSpec, key: str) -> str:
@@ -419,12 +423,12 @@ def warp_sees(kernel: KernelSpec) -> str:
 
 def q_stages(kernel: KernelSpec) -> int:
     """Tiles of Q that V3 has in shared memory."""
-    return v3_layout(kernel)[0]
+    return v3_layout(kernel, kernel.tile)[0]
 
 
 def output_parts(kernel: KernelSpec) -> int:
     """Parts in which O leaves a tile of V3."""
-    return v3_layout(kernel)[1]
+    return v3_layout(kernel, kernel.tile)[1]
 
 
 def loader_registers(tile: Tile) -> int:

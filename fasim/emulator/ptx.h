@@ -81,6 +81,11 @@ FASIM_MMA_K8(mma_m16n8k8_bf16, kBf16)
 FASIM_WGMMA(wgmma_m64k16_f16, kF16)
 FASIM_WGMMA(wgmma_m64k16_bf16, kBf16)
 FASIM_WGMMA(wgmma_m64k32_e4m3, kE4m3)
+template <int kCount, typename A>
+__forceinline__ void wgmma_m64k32_e4m3_fresh(float (&d)[kCount], const A& a, unsigned long long b,
+                                             FASIM_LINE) {
+  wgmma_m64k32_e4m3(d, a, b, false, line);
+}
 
 __forceinline__ void wgmma_fence(FASIM_LINE) { emulator::wgmma_fence(line); }
 template <typename T, int kCount>

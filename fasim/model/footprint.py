@@ -18,7 +18,7 @@ from fasim.plan import (
     HOPPER_SMEM,
     LAZY_DTYPES,
     WARP,
-    transposed_rows,
+    last_columns,
     transposed_shape,
     v3_layouts,
     v3_smem,
@@ -68,12 +68,19 @@ AMPERE, BLACKWELL = (8, 0), 12
 V2_BACKWARD_REGISTERS, V2_BACKWARD_LEAST = 72, 64
 # What its options keep besides.
 BACKWARD_OPTION_REGISTERS = {"window": 4, "softcap": 8, "ALiBi": 4, "dense bias": 8, "sequences": 0}
+# What turns keep beside so many columns of dK and dV.
+TURN_REGISTERS, TURN_COLUMNS = 8, 256
 MMA_ROWS = 16  # the fewest queries of a tile
 # V1's plain copies on the way, in blocks of fewer than eight warps.
 V1_BACKWARD_COPIES = 16
 # V3: what the compiler needs beside accumulators and weights; backward, what FlashAttention-3's
 # published tiles leave it.
 V3_BASE, WGMMA_SLACK = 32, 28
+# What its options keep besides; a bias in fp32 on its way more for every key beyond the first number,
+# and one that meets a softcap's polynomials. Fitted to nvcc 13.0.
+V3_OPTION_REGISTERS = {"window": 12, "softcap": 0, "ALiBi": 8, "dense bias": 12, "sequences": 8}
+V3_FP32_BIAS_KEYS, V3_FP32_BIAS_PER_KEY = 32, 0.25
+V3_CAPPED_BIAS_KEYS, V3_CAPPED_BIAS_PER_KEY = 48, 0.5
 # V3: mbarriers and alignment of the tiles to 1024 bytes.
 BARRIER_BYTES = 1024
 
@@ -182,8 +189,7 @@ def _v3_fwd_smem(problem: Problem, tiles: Tiles) -> Any:
     """Tiles of Q, O on its way out, stages of K and V, in slabs of 128-byte rows: the first layout
     that fits a block."""
     layouts = v3_layouts(problem.head_dim_v)
-    dims = (problem.head_dim, problem.head_dim_v, problem.dtype)
-    sizes = [v3_smem(*dims, tiles, *one) for one in layouts]
+    sizes = [v3_smem(problem, tiles, *one) for one in layouts]
     return np.select([size <= HOPPER_SMEM for size in sizes], sizes, default=sizes[-1])
 
 
@@ -280,6 +286,19 @@ def backward_option_registers(problem: Problem) -> dict[str, int]:
     return {name: BACKWARD_OPTION_REGISTERS[name] for name in _options(problem)}
 
 
+def v3_option_registers(problem: Problem, tiles: Tiles) -> dict[str, Ints]:
+    """The same of V3's forward kernel."""
+    none = np.zeros(len(tiles), np.int64)
+    kept: dict[str, Ints] = {name: none + V3_OPTION_REGISTERS[name] for name in _options(problem)}
+    if problem.bias == "dense_fp32":
+        keys = np.maximum(tiles.block_kv - V3_FP32_BIAS_KEYS, 0)
+        kept["biases on their way"] = (V3_FP32_BIAS_PER_KEY * keys).astype(np.int64)
+    if problem.dense and problem.softcap:
+        keys = np.maximum(tiles.block_kv - V3_CAPPED_BIAS_KEYS, 0)
+        kept["biases beside a softcap"] = (V3_CAPPED_BIAS_PER_KEY * keys).astype(np.int64)
+    return kept
+
+
 def _options(problem: Problem) -> tuple[str, ...]:
     asked = {
         "window": problem.mask == "window",
@@ -325,6 +344,11 @@ def _v2_bwd_registers(problem: Problem, tiles: Tiles) -> Any:
     return np.maximum(needed, kept + V2_BACKWARD_LEAST)
 
 
+def _v2_ordered_registers(problem: Problem, tiles: Tiles) -> Any:
+    wide = gradient_columns(problem, tiles) > TURN_COLUMNS
+    return _v2_bwd_registers(problem, tiles) + TURN_REGISTERS * wide
+
+
 def gradient_columns(problem: Problem, tiles: Tiles) -> Ints:
     """Columns of dK and dV that a warp of V2's backward kernel has: warps that share keys take
     turns at blocks of 16."""
@@ -335,13 +359,15 @@ def gradient_columns(problem: Problem, tiles: Tiles) -> Ints:
 def _v3_fwd_registers(problem: Problem, tiles: Tiles) -> Any:
     """A warpgroup of 128 threads owns 64 rows: S N/2, O D_v/2, P N e/8; in e4m3 also the sums of a
     tile, with the column of ones."""
-    p, dv = tiles.block_kv * problem.element_bytes // 8, padded(problem.head_dim_v, problem.dtype)
-    return tiles.block_kv // 2 + dv // 2 + p + tile_sums(problem) + V3_BASE
+    p = tiles.block_kv * problem.element_bytes // 8
+    o = padded(problem.head_dim_v, problem.dtype) // 2 + tile_sums(problem)
+    options = sum(v3_option_registers(problem, tiles).values())
+    return tiles.block_kv // 2 + o + p + V3_BASE + options
 
 
 def tile_sums(problem: Problem) -> int:
     """Registers of V3's sums of one tile, and of rounded weights in all, in e4m3."""
-    return (transposed_rows(problem.head_dim_v) // 2 + 2) * (problem.dtype == "e4m3")
+    return (last_columns(problem.head_dim_v) // 2 + 2) * (problem.dtype == "e4m3")
 
 
 def _v3_bwd_registers(problem: Problem, tiles: Tiles) -> Any:
@@ -377,7 +403,8 @@ _REGISTERS: dict[tuple[str, str], _Count] = {
     ("v2_split", "fwd"): _v2_split_registers,
     ("v3", "fwd"): _v3_fwd_registers,
     ("v1", "bwd"): _v1_bwd_registers,
-    **{(name, "bwd"): _v2_bwd_registers for name in ("v2", "v2_ordered", "v2_second_pass")},
+    **dict.fromkeys((("v2", "bwd"), ("v2_second_pass", "bwd")), _v2_bwd_registers),
+    ("v2_ordered", "bwd"): _v2_ordered_registers,
     ("v3", "bwd"): _v3_bwd_registers,
 }
 

@@ -2,6 +2,9 @@
 using Scores = float[kRowTiles][kStepKV / 8][4];
 //% if kernel.algo == "v3" and kernel.scaled
 using Accumulator = float[kRowTiles][kRowsV / 8][4];
+// The sums of one tile of keys: those of the first columns are added to O before those of the last ones
+// begin, in the same registers.
+using TileSums = float[kRowTiles][(kLastColumns > kFirstColumns ? kLastColumns : kFirstColumns) / 8][4];
 //% else
 using Accumulator = float[kRowTiles][kDV / 8][4];
 //% endif
@@ -14,10 +17,3 @@ __device__ __forceinline__ void zero(float (&fragment)[kRowTiles][kTiles][4]) {
     for (int r = 0; r < 4; ++r) fragment[i / kTiles][i % kTiles][r] = 0.f;
   }
 }
-//% if kernel.algo == "v3" and kernel.scaled
-
-__device__ __forceinline__ void add(Accumulator& o, const Accumulator& t) {
-#pragma unroll
-  for (int i = 0; i < kRowsV / 2; ++i) o[0][i / 4][i % 4] += t[0][i / 4][i % 4];
-}
-//% endif

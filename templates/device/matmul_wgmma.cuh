@@ -31,22 +31,45 @@ __device__ __forceinline__ void start_scores(Scores& s, u64 q, u64 k) {
     const u32 column = step % 4 * 32, slab = step / 4;
     const u64 left = further(q, slab * 64 * 128 + column);
     const u64 right = further(k, slab * kBlockKV * 128 + column);
-    ptx::wgmma_m64k$(kernel.granule)_$(ptx_type(kernel.dtype))(flat(s), left, right, step > 0);
+//% if kernel.scaled
+    if (step == 0) ptx::wgmma_m64k32_e4m3_fresh(flat(s), left, right);
+    if (step > 0) ptx::wgmma_m64k32_e4m3(flat(s), left, right, true);
+//% else
+    ptx::wgmma_m64k16_$(ptx_type(kernel.dtype))(flat(s), left, right, step > 0);
+//% endif
   }
   ptx::wgmma_commit_group();
 }
 
 //% if kernel.scaled
-// Starts t = P V: P in registers, V with the keys contiguous. These products keep few bits below the
-// largest, so that a tile of keys has sums of its own (and fp32 those of all tiles).
-__device__ __forceinline__ void start_values(Accumulator& t, const Weights& p, u64 v) {
+// Starts t = P V, for columns from kColumn on: P in registers, V with the keys contiguous. These products
+// keep few bits below the largest, so that a tile of keys has sums of its own (and fp32 those of all).
+template <int kColumn, int kColumns>
+__device__ __forceinline__ void start_columns(TileSums& t, const Weights& p, u64 v) {
+  auto& sums = reinterpret_cast<float (&)[kColumns / 2]>(t);
   ptx::wgmma_fence();
 #pragma unroll
   for (int step = 0; step < kBlockKV / kGranule; ++step) {
     const u32 key = step % 4 * 32, slab = step / 4;
-    ptx::wgmma_m64k32_e4m3(flat(t), p[0][step], further(v, slab * kRowsV * 128 + key), step > 0);
+    const u64 right = further(v, (slab * kRowsV + kColumn) * 128 + key);
+    if (step == 0) ptx::wgmma_m64k32_e4m3_fresh(sums, p[0][step], right);
+    if (step > 0) ptx::wgmma_m64k32_e4m3(sums, p[0][step], right, true);
   }
   ptx::wgmma_commit_group();
+}
+
+template <int kColumn, int kColumns>
+__device__ __forceinline__ void add_columns(Accumulator& o, const TileSums& t) {
+#pragma unroll
+  for (int i = 0; i < kColumns / 2; ++i) o[0][kColumn / 8 + i / 4][i % 4] += t[0][i / 4][i % 4];
+}
+
+__device__ __forceinline__ void start_first_values(TileSums& t, const Weights& p, u64 v) {
+  if constexpr (kFirstColumns > 0) start_columns<0, kFirstColumns>(t, p, v);
+}
+
+__device__ __forceinline__ void start_last_values(TileSums& t, const Weights& p, u64 v) {
+  start_columns<kFirstColumns, kLastColumns>(t, p, v);
 }
 //% else
 // Starts o += P V: P in registers, V with its rows the depth, 16 of them 2048 bytes.
@@ -66,3 +89,18 @@ __device__ __forceinline__ void finish_products(float (&result)[1][kTiles][4]) {
   ptx::wgmma_wait_group<kLeft>();
   ptx::wgmma_fence_registers(flat(result));
 }
+//% if kernel.scaled
+
+// The same of the first values, where kLeft products were started after them.
+template <int kLeft>
+__device__ __forceinline__ void finish_first_values(Accumulator& o, TileSums& t) {
+  if constexpr (kFirstColumns == 0) return;
+  finish_products<kLeft>(t);
+  add_columns<0, kFirstColumns>(o, t);
+}
+
+__device__ __forceinline__ void finish_last_values(Accumulator& o, TileSums& t) {
+  finish_products<0>(t);
+  add_columns<kFirstColumns, kLastColumns>(o, t);
+}
+//% endif

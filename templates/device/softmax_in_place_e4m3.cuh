@@ -8,7 +8,6 @@
 //
 // A lone large weight need not be a number of e4m3: O is divided by the sum of the rounded weights, with
 // which its rounding goes; the log-sum-exp takes the weights as they are.
-constexpr float kWeightExponent = 6.f;  // of a row's reference
 constexpr float kLargestWeight = 448.f;
 constexpr int kLookedAt = 2;  // whole tiles
 
@@ -39,7 +38,7 @@ __device__ __forceinline__ bool all_settled(const RowState& row, float scale_log
 
 // Makes these the references of the rows, for what was summed so far too: O, and T once it is there. If
 // the rows are fresh those belong to others: they stay. A row that sees no key keeps no reference.
-__device__ __forceinline__ void move_to(RowState& row, Accumulator& o, Accumulator& t,
+__device__ __forceinline__ void move_to(RowState& row, Accumulator& o, TileSums& t,
                                         const float (&max)[2], float scale_log2, bool fresh) {
   finish_products<0>(t);
   float factor[2];
@@ -53,16 +52,15 @@ __device__ __forceinline__ void move_to(RowState& row, Accumulator& o, Accumulat
   row.settled = all_settled(row, scale_log2);
   if (fresh) return;
 #pragma unroll
-  for (int i = 0; i < kRowsV / 2; ++i) {
-    o[0][i / 4][i % 4] *= factor[i / 2 % 2];
-    t[0][i / 4][i % 4] *= factor[i / 2 % 2];
-  }
+  for (int i = 0; i < kRowsV / 2; ++i) o[0][i / 4][i % 4] *= factor[i / 2 % 2];
+#pragma unroll
+  for (int i = 0; i < kLastColumns / 2; ++i) t[0][i / 4][i % 4] *= factor[i / 2 % 2];
 }
 
 // Gives rows the maximum for their reference: those that have none, and all that are looked at. Where a
 // multiply-add may not take it away it is taken from the scores: `shift`, what the exponent is still to
 // be lowered by, says so.
-__device__ __forceinline__ void settle(Scores& s, Accumulator& o, Accumulator& t, RowState& row,
+__device__ __forceinline__ void settle(Scores& s, Accumulator& o, TileSums& t, RowState& row,
                                        float (&shift)[2], float scale_log2, bool fresh, bool looks) {
   float max[2];
 #pragma unroll
@@ -108,7 +106,7 @@ __device__ __forceinline__ float add_up(float (&sum)[2], const Scores& s) {
 // The weights of rows that have too large ones again, from a maximum that is theirs. `rescored(few,
 // column)` computes the scores of 8 keys; what becomes of a row depends on no other row.
 template <typename Rescored>
-__device__ __forceinline__ void lower(Scores& s, Accumulator& o, Accumulator& t, RowState& row,
+__device__ __forceinline__ void lower(Scores& s, Accumulator& o, TileSums& t, RowState& row,
                                       float (&sum)[2], float scale_log2, bool fresh,
                                       const Rescored& rescored) {
   float largest[2] = {0.f, 0.f};
@@ -150,7 +148,7 @@ __device__ __forceinline__ void lower(Scores& s, Accumulator& o, Accumulator& t,
 
 // Turns scores into weights, exp(scale (s - max)) 2^6 for a recent maximum.
 template <typename Rescored>
-__device__ __forceinline__ void weigh(Scores& s, Accumulator& o, Accumulator& t, RowState& row,
+__device__ __forceinline__ void weigh(Scores& s, Accumulator& o, TileSums& t, RowState& row,
                                       float scale_log2, bool fresh, bool looks,
                                       const Rescored& rescored) {
   float sum[2], shift[2];

@@ -51,8 +51,8 @@ $(parameters(kernel))) {
     Element* row = vt + (head * (kDV + 1) + column + j) * keys + first_key;
 #pragma unroll
     for (int i = 0; i < kKeysAtOnce / 16; ++i) {
-      reinterpret_cast<uint4*>(row)[i] = {rows[j][4 * i], rows[j][4 * i + 1], rows[j][4 * i + 2],
-                                          rows[j][4 * i + 3]};
+      const u32 (&words)[4] = reinterpret_cast<const u32 (&)[4]>(rows[j][4 * i]);
+      reinterpret_cast<uint4*>(row)[i] = make_uint4(words[0], words[1], words[2], words[3]);
     }
   }
 }

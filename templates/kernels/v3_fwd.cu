@@ -41,9 +41,11 @@ constexpr int kStoreBarrier = 1 + kConsumers;  // a consumer alone
 //% with type = ptx_type(kernel.dtype), n = tile.block_kv, a = "shared"
 //% include "ptx/wgmma.cuh"
 //% endwith
-//% with type = ptx_type(kernel.dtype), n = value_columns(kernel), a = "registers"
+//% for columns in value_columns(kernel)
+//% with type = ptx_type(kernel.dtype), n = columns, a = "registers"
 //% include "ptx/wgmma.cuh"
 //% endwith
+//% endfor
 
 //% include "device/mbarrier.cuh"
 
@@ -102,7 +104,6 @@ __device__ __forceinline__ void pass_turn(int consumer) {
   ptx::bar_arrive(kTurnBarrier + (consumer + 1) % kConsumers, 256);
 }
 
-//% set sums = "t" if kernel.scaled else "o"
 // ---- Kernel -------------------------------------------------------------------------------------
 // clang-format off
 extern "C" __global__ void __launch_bounds__(kThreads, 1)
@@ -148,8 +149,8 @@ $(parameters(kernel))) {
 //% if kernel.scaled
       if (work.first_query >= 0) {
         // Real values are stored * scale: Q's and K's go into the factor of Q K^T, V's into that of O.
-        const int kv_head = work.head / (heads / kv_heads);
-        const i64 batch = work.batch;
+        [[maybe_unused]] const int kv_head = work.head / (heads / kv_heads);
+        [[maybe_unused]] const i64 batch = work.batch;
         const float q_factor = q_scale[$(scale_of(kernel, "heads", "work.head"))];
         const float k_factor = k_scale[$(scale_of(kernel, "kv_heads", "kv_head"))];
         work.score_factor = $(kernel.factors[0]) * q_factor * k_factor;
@@ -196,7 +197,7 @@ $(parameters(kernel))) {
   Weights p;
   Accumulator o;
 //% if kernel.scaled
-  Accumulator t;  // of one tile of keys
+  TileSums t;
 //% endif
   RowState row;
   int round = 0, tile = 0, last_tile = 0;
@@ -287,17 +288,22 @@ $(parameters(kernel))) {
       if (tile == last_tile) ptx::mbarrier_arrive(&shared.empty_q[(round - 1) % kQStages]);
     }
   };
+//% if kernel.scaled
+  const auto start_first_values_of = [&](int n) {
+    const Turn at = turn<kStages>(n);
+    wait(&shared.full_v[at.slot], at.parity);
+    start_first_values(t, p, descriptor_of(shared.v[at.slot]));
+  };
+  const auto start_values_of = [&](int n) {
+    start_last_values(t, p, descriptor_of(shared.v[n % kStages]));
+  };
+  const auto finish_values = [&] { finish_last_values(o, t); };
+//% else
   const auto start_values_of = [&](int n) {
     const Turn at = turn<kStages>(n);
     wait(&shared.full_v[at.slot], at.parity);
-    start_values($(sums), p, descriptor_of(shared.v[at.slot]));
+    start_values(o, p, descriptor_of(shared.v[at.slot]));
   };
-//% if kernel.scaled
-  const auto finish_values = [&] {
-    finish_products<0>(t);
-    add(o, t);
-  };
-//% else
   const auto finish_values = [&] { finish_products<0>(o); };
 //% endif
 
@@ -322,7 +328,13 @@ $(parameters(kernel))) {
       more = begin();
       if (__all_sync(~0u, !more)) break;  // a vote: the compiler sees that the warp stays together
     }
+//% if kernel.scaled
+    start_first_values_of(n);
     start(n + 1);
+    finish_first_values<1>(o, t);
+//% else
+    start(n + 1);
+//% endif
     start_values_of(n);
     pass_turn(warpgroup);
     if (ends) {
@@ -341,6 +353,10 @@ $(parameters(kernel))) {
     ++n;
   }
   if (round > 1) {
+//% if kernel.scaled
+    start_first_values_of(n);
+    finish_first_values<0>(o, t);
+//% endif
     start_values_of(n);
     end();
     finish_values();

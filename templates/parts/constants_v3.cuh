@@ -21,6 +21,9 @@ constexpr bool kCausal = $("true" if kernel.mask == "causal" else "false");
 //% endif
 constexpr float kInfinity = __builtin_huge_valf();
 constexpr float kLn2 = 0.693147180559945f;
+//% if kernel.scaled
+constexpr float kWeightExponent = 6.f;  // a row's reference has the weight 2^6
+//% endif
 //% if hooked(kernel)
 constexpr float kLog2e = 1.44269504f;
 //% endif
@@ -37,6 +40,8 @@ constexpr int kPartSlabs = kSlabsO / kOutputParts;
 // V is transposed: its rows are columns of V and a row of ones, up to the next 8 that wgmma takes. So the
 // last column of O has the sums of the weights as they were rounded.
 constexpr int kRowsV = kDV + 8;
+constexpr int kFirstColumns = kDV > 64 ? 64 : 0;  // of P V, multiplied before the others: see Sums
+constexpr int kLastColumns = kRowsV - kFirstColumns;
 constexpr int kSlabsV = kBlockKV / kSlabColumns;
 //% else
 constexpr int kSlabsV = kSlabsO;

@@ -1,11 +1,11 @@
-// v2_bwd_sm90_bf16_d64_causal_ordered_e05fa692
+// v2_bwd_sm90_bf16_d64_causal_ordered_1ac67ea7
 //
-// regenerate  fasim gen v2_bwd_sm90_bf16_d64_causal_ordered_e05fa692.cu
-// compile     nvcc -std=c++17 -arch=sm_90 -cubin v2_bwd_sm90_bf16_d64_causal_ordered_e05fa692.cu
-// run alone   nvcc -std=c++17 -arch=sm_90 -DFASIM_MAIN v2_bwd_sm90_bf16_d64_causal_ordered_e05fa692.cu && ./a.out
-// launch      v2_bwd_sm90_bf16_d64_causal_ordered_e05fa692_prepare<<<4096, 256, 0>>>, as planned
-// launch      v2_bwd_sm90_bf16_d64_causal_ordered_e05fa692<<<1024, 256, 164864>>>, as planned
-// launch      v2_bwd_sm90_bf16_d64_causal_ordered_e05fa692_finish<<<4096, 256, 0>>>, as planned
+// regenerate  fasim gen v2_bwd_sm90_bf16_d64_causal_ordered_1ac67ea7.cu
+// compile     nvcc -std=c++17 -arch=sm_90 -cubin v2_bwd_sm90_bf16_d64_causal_ordered_1ac67ea7.cu
+// run alone   nvcc -std=c++17 -arch=sm_90 -DFASIM_MAIN v2_bwd_sm90_bf16_d64_causal_ordered_1ac67ea7.cu && ./a.out
+// launch      v2_bwd_sm90_bf16_d64_causal_ordered_1ac67ea7_prepare<<<4096, 128, 0>>>, as planned
+// launch      v2_bwd_sm90_bf16_d64_causal_ordered_1ac67ea7<<<2048, 128, 99328>>>, as planned
+// launch      v2_bwd_sm90_bf16_d64_causal_ordered_1ac67ea7_finish<<<4096, 128, 0>>>, as planned
 //
 // arguments
 //   ptr    q           device memory
@@ -33,16 +33,16 @@
 //   f32    scale       0.125
 //
 // shared memory
-//   from      0   32768 bytes  K, and dK at the end
-//   from  32768   32768 bytes  V, and dV at the end
-//   from  65536    8192 bytes  Q, slot 0
-//   from  73728    8192 bytes  dO, slot 0
-//   from  81920    8192 bytes  Q, slot 1
-//   from  90112    8192 bytes  dO, slot 1
-//   from  98304   32768 bytes  dS, slot 0
-//   from 131072   32768 bytes  dS, slot 1
-//   from 163840     512 bytes  L and D, slot 0
-//   from 164352     512 bytes  L and D, slot 1
+//   from      0   16384 bytes  K, and dK at the end
+//   from  16384   16384 bytes  V, and dV at the end
+//   from  32768    8192 bytes  Q, slot 0
+//   from  40960    8192 bytes  dO, slot 0
+//   from  49152    8192 bytes  Q, slot 1
+//   from  57344    8192 bytes  dO, slot 1
+//   from  65536   16384 bytes  dS, slot 0
+//   from  81920   16384 bytes  dS, slot 1
+//   from  98304     512 bytes  L and D, slot 0
+//   from  98816     512 bytes  L and D, slot 1
 //
 // templates, with the first 8 digits of their sha256
 //   e4e804e3  device/add_query_gradient.cuh
@@ -80,14 +80,14 @@
 // {"gpu": {"arch": "sm_90", "name": "h200-sxm5-141gb"}, "kernel": {"algo": "v2", "arch": "sm_90",
 // "bias": "none", "deterministic": true, "dq": "ordered", "dtype": "bf16", "head_dim": 64,
 // "head_dim_v": 64, "mask": "causal", "out_dtype": "bf16", "pack_gqa": false, "pass": "bwd",
-// "scales": "none", "softcap": false, "splits": false, "tile": {"block_kv": 256, "block_q": 64,
-// "p_in": "registers", "registers": 255, "stages": 2, "step_kv": 0, "warps": 8}, "varlen": false},
+// "scales": "none", "softcap": false, "splits": false, "tile": {"block_kv": 128, "block_q": 64,
+// "p_in": "registers", "registers": 255, "stages": 2, "step_kv": 0, "warps": 4}, "varlen": false},
 // "problem": {"batch": 4, "bias": "none", "causal": true, "deterministic": true, "dtype": "bf16",
 // "head_dim": 64, "head_dim_v": 64, "heads": 16, "incoherent": false, "kv_heads": 16, "out_dtype":
 // "bf16", "pass": "bwd", "scale": 0.125, "scales": "tensor", "seq": 4096, "seq_kv": 4096,
 // "softcap": 0.0, "varlen": false, "window": [-1, -1]}, "schema": "fasim.plan/1", "smem_bytes":
-// 164864}
-// ---- the rest of the file has sha256 94d680a3090fedb057ab6ab82e6b5c8abe8fe2bf2e3aa56aa99a17173e6bfd0f
+// 99328}
+// ---- the rest of the file has sha256 6a879ad1788d08e8c6b773c39b19fb81bc70b114ef59d43e028048a3448777e3
 // FlashAttention-2, backward (Dao 2023, algorithm 2).
 //
 // Three kernels, launched one after the other with the same arguments:
@@ -127,8 +127,8 @@ constexpr int kHeadDimV = 64;  // of V and O
 constexpr int kD = 64;  // as stored: whole 16-wide matrix steps, the rest zero
 constexpr int kDV = 64;
 constexpr int kBlockQ = 64;  // B_r: queries of one tile
-constexpr int kBlockKV = 256;  // B_c: keys of one tile
-constexpr int kWarps = 8;
+constexpr int kBlockKV = 128;  // B_c: keys of one tile
+constexpr int kWarps = 4;
 constexpr int kThreads = 32 * kWarps;
 constexpr int kSplit = 1;  // warps that share keys, each with its columns of dK and dV
 constexpr int kWarpKeys = kBlockKV / kWarps * kSplit;
@@ -137,7 +137,7 @@ constexpr int kRowTiles = kWarpKeys / 16;
 constexpr int kStepQ = 32;  // queries whose scores fit the registers beside dK and dV …
 constexpr int kPartQ = kStepQ / kRowTiles;  // … and whose dP fits beside those
 constexpr int kRegisters = 255;  // of a thread: so many that as many blocks fit an SM as planned
-constexpr int kSmemBytes = 164864;
+constexpr int kSmemBytes = 99328;
 constexpr bool kCausal = true;
 constexpr int kChunkElements = 16 / int(sizeof(Element));  // of the 16-byte unit of copies
 constexpr float kLog2e = 1.442695041f;
@@ -844,7 +844,7 @@ __device__ __forceinline__ void store_two(Element* row, int column, float x, flo
 // ---- Kernels ------------------------------------------------------------------------------------
 // clang-format off
 extern "C" __global__ void
-v2_bwd_sm90_bf16_d64_causal_ordered_e05fa692_prepare(
+v2_bwd_sm90_bf16_d64_causal_ordered_1ac67ea7_prepare(
     const Element* __restrict__ q, const Element* __restrict__ k, const Element* __restrict__ v,
     const Element* __restrict__ o, const Element* __restrict__ dO, const float* __restrict__ lse,
     float* __restrict__ delta, float* __restrict__ dq_acc, u32* __restrict__ turns,
@@ -877,7 +877,7 @@ v2_bwd_sm90_bf16_d64_causal_ordered_e05fa692_prepare(
 
 // clang-format off
 extern "C" __global__ void __maxnreg__(kRegisters)
-v2_bwd_sm90_bf16_d64_causal_ordered_e05fa692(
+v2_bwd_sm90_bf16_d64_causal_ordered_1ac67ea7(
     const Element* __restrict__ q, const Element* __restrict__ k, const Element* __restrict__ v,
     const Element* __restrict__ o, const Element* __restrict__ dO, const float* __restrict__ lse,
     float* __restrict__ delta, float* __restrict__ dq_acc, u32* __restrict__ turns,
@@ -1021,7 +1021,7 @@ v2_bwd_sm90_bf16_d64_causal_ordered_e05fa692(
 
 // clang-format off
 extern "C" __global__ void
-v2_bwd_sm90_bf16_d64_causal_ordered_e05fa692_finish(
+v2_bwd_sm90_bf16_d64_causal_ordered_1ac67ea7_finish(
     const Element* __restrict__ q, const Element* __restrict__ k, const Element* __restrict__ v,
     const Element* __restrict__ o, const Element* __restrict__ dO, const float* __restrict__ lse,
     float* __restrict__ delta, float* __restrict__ dq_acc, u32* __restrict__ turns,
@@ -1115,9 +1115,9 @@ int main(int argc, char** argv) {
   Element* dq = device_array<Element>(rows * kHeadDim);
   Element* dk = device_array<Element>(keys * kHeadDim);
   Element* dv = device_array<Element>(keys * kHeadDimV);
-  const auto prepare = v2_bwd_sm90_bf16_d64_causal_ordered_e05fa692_prepare;
-  const auto kernel = v2_bwd_sm90_bf16_d64_causal_ordered_e05fa692;
-  const auto finish = v2_bwd_sm90_bf16_d64_causal_ordered_e05fa692_finish;
+  const auto prepare = v2_bwd_sm90_bf16_d64_causal_ordered_1ac67ea7_prepare;
+  const auto kernel = v2_bwd_sm90_bf16_d64_causal_ordered_1ac67ea7;
+  const auto finish = v2_bwd_sm90_bf16_d64_causal_ordered_1ac67ea7_finish;
   cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSmemBytes);
   const auto launch = [&](auto entry, int grid, int smem_bytes) {
     // clang-format off

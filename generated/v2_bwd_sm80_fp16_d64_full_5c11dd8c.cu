@@ -1,11 +1,11 @@
-// v2_bwd_sm80_fp16_d64_full_08b9aeeb
+// v2_bwd_sm80_fp16_d64_full_5c11dd8c
 //
-// regenerate  fasim gen v2_bwd_sm80_fp16_d64_full_08b9aeeb.cu
-// compile     nvcc -std=c++17 -arch=sm_80 -cubin v2_bwd_sm80_fp16_d64_full_08b9aeeb.cu
-// run alone   nvcc -std=c++17 -arch=sm_80 -DFASIM_MAIN v2_bwd_sm80_fp16_d64_full_08b9aeeb.cu && ./a.out
-// launch      v2_bwd_sm80_fp16_d64_full_08b9aeeb_prepare<<<4096, 256, 0>>>, as planned
-// launch      v2_bwd_sm80_fp16_d64_full_08b9aeeb<<<1024, 256, 164864>>>, as planned
-// launch      v2_bwd_sm80_fp16_d64_full_08b9aeeb_finish<<<4096, 256, 0>>>, as planned
+// regenerate  fasim gen v2_bwd_sm80_fp16_d64_full_5c11dd8c.cu
+// compile     nvcc -std=c++17 -arch=sm_80 -cubin v2_bwd_sm80_fp16_d64_full_5c11dd8c.cu
+// run alone   nvcc -std=c++17 -arch=sm_80 -DFASIM_MAIN v2_bwd_sm80_fp16_d64_full_5c11dd8c.cu && ./a.out
+// launch      v2_bwd_sm80_fp16_d64_full_5c11dd8c_prepare<<<8192, 128, 0>>>, as planned
+// launch      v2_bwd_sm80_fp16_d64_full_5c11dd8c<<<2048, 128, 66048>>>, as planned
+// launch      v2_bwd_sm80_fp16_d64_full_5c11dd8c_finish<<<8192, 128, 0>>>, as planned
 //
 // arguments
 //   ptr    q           device memory
@@ -32,16 +32,16 @@
 //   f32    scale       0.125
 //
 // shared memory
-//   from      0   32768 bytes  K, and dK at the end
-//   from  32768   32768 bytes  V, and dV at the end
-//   from  65536    8192 bytes  Q, slot 0
-//   from  73728    8192 bytes  dO, slot 0
-//   from  81920    8192 bytes  Q, slot 1
-//   from  90112    8192 bytes  dO, slot 1
-//   from  98304   32768 bytes  dS, slot 0
-//   from 131072   32768 bytes  dS, slot 1
-//   from 163840     512 bytes  L and D, slot 0
-//   from 164352     512 bytes  L and D, slot 1
+//   from      0   16384 bytes  K, and dK at the end
+//   from  16384   16384 bytes  V, and dV at the end
+//   from  32768    4096 bytes  Q, slot 0
+//   from  36864    4096 bytes  dO, slot 0
+//   from  40960    4096 bytes  Q, slot 1
+//   from  45056    4096 bytes  dO, slot 1
+//   from  49152    8192 bytes  dS, slot 0
+//   from  57344    8192 bytes  dS, slot 1
+//   from  65536     256 bytes  L and D, slot 0
+//   from  65792     256 bytes  L and D, slot 1
 //
 // templates, with the first 8 digits of their sha256
 //   e4e804e3  device/add_query_gradient.cuh
@@ -76,13 +76,13 @@
 // {"gpu": {"arch": "sm_80", "name": "a100-sxm4-80gb"}, "kernel": {"algo": "v2", "arch": "sm_80",
 // "bias": "none", "deterministic": false, "dtype": "fp16", "head_dim": 64, "head_dim_v": 64,
 // "mask": "full", "out_dtype": "fp16", "pack_gqa": false, "pass": "bwd", "scales": "none",
-// "softcap": false, "splits": false, "tile": {"block_kv": 256, "block_q": 64, "p_in": "registers",
-// "registers": 255, "stages": 2, "step_kv": 0, "warps": 8}, "varlen": false}, "problem": {"batch":
+// "softcap": false, "splits": false, "tile": {"block_kv": 128, "block_q": 32, "p_in": "registers",
+// "registers": 255, "stages": 2, "step_kv": 0, "warps": 4}, "varlen": false}, "problem": {"batch":
 // 16, "bias": "none", "causal": false, "deterministic": false, "dtype": "fp16", "head_dim": 64,
 // "head_dim_v": 64, "heads": 16, "incoherent": false, "kv_heads": 16, "out_dtype": "fp16", "pass":
 // "bwd", "scale": 0.125, "scales": "tensor", "seq": 1024, "seq_kv": 1024, "softcap": 0.0, "varlen":
-// false, "window": [-1, -1]}, "schema": "fasim.plan/1", "smem_bytes": 164864}
-// ---- the rest of the file has sha256 ddad3e3f849d4a06e532aeba3876ddc806673bd5ff7b554bbc90506cdcc39f3f
+// false, "window": [-1, -1]}, "schema": "fasim.plan/1", "smem_bytes": 66048}
+// ---- the rest of the file has sha256 8570a9108e78c80ab3fcfd5998810e32afd4c3077329061ea9990e24fedb540b
 // FlashAttention-2, backward (Dao 2023, algorithm 2).
 //
 // Three kernels, launched one after the other with the same arguments:
@@ -121,9 +121,9 @@ constexpr int kHeadDim = 64;  // d, of Q and K
 constexpr int kHeadDimV = 64;  // of V and O
 constexpr int kD = 64;  // as stored: whole 16-wide matrix steps, the rest zero
 constexpr int kDV = 64;
-constexpr int kBlockQ = 64;  // B_r: queries of one tile
-constexpr int kBlockKV = 256;  // B_c: keys of one tile
-constexpr int kWarps = 8;
+constexpr int kBlockQ = 32;  // B_r: queries of one tile
+constexpr int kBlockKV = 128;  // B_c: keys of one tile
+constexpr int kWarps = 4;
 constexpr int kThreads = 32 * kWarps;
 constexpr int kSplit = 1;  // warps that share keys, each with its columns of dK and dV
 constexpr int kWarpKeys = kBlockKV / kWarps * kSplit;
@@ -132,7 +132,7 @@ constexpr int kRowTiles = kWarpKeys / 16;
 constexpr int kStepQ = 32;  // queries whose scores fit the registers beside dK and dV …
 constexpr int kPartQ = kStepQ / kRowTiles;  // … and whose dP fits beside those
 constexpr int kRegisters = 255;  // of a thread: so many that as many blocks fit an SM as planned
-constexpr int kSmemBytes = 164864;
+constexpr int kSmemBytes = 66048;
 constexpr bool kCausal = false;
 constexpr int kChunkElements = 16 / int(sizeof(Element));  // of the 16-byte unit of copies
 constexpr float kLog2e = 1.442695041f;
@@ -757,7 +757,7 @@ __device__ __forceinline__ void store_two(Element* row, int column, float x, flo
 // ---- Kernels ------------------------------------------------------------------------------------
 // clang-format off
 extern "C" __global__ void
-v2_bwd_sm80_fp16_d64_full_08b9aeeb_prepare(
+v2_bwd_sm80_fp16_d64_full_5c11dd8c_prepare(
     const Element* __restrict__ q, const Element* __restrict__ k, const Element* __restrict__ v,
     const Element* __restrict__ o, const Element* __restrict__ dO, const float* __restrict__ lse,
     float* __restrict__ delta, float* __restrict__ dq_acc, Element* __restrict__ dq,
@@ -788,7 +788,7 @@ v2_bwd_sm80_fp16_d64_full_08b9aeeb_prepare(
 
 // clang-format off
 extern "C" __global__ void __maxnreg__(kRegisters)
-v2_bwd_sm80_fp16_d64_full_08b9aeeb(
+v2_bwd_sm80_fp16_d64_full_5c11dd8c(
     const Element* __restrict__ q, const Element* __restrict__ k, const Element* __restrict__ v,
     const Element* __restrict__ o, const Element* __restrict__ dO, const float* __restrict__ lse,
     float* __restrict__ delta, float* __restrict__ dq_acc, Element* __restrict__ dq,
@@ -909,7 +909,7 @@ v2_bwd_sm80_fp16_d64_full_08b9aeeb(
 
 // clang-format off
 extern "C" __global__ void
-v2_bwd_sm80_fp16_d64_full_08b9aeeb_finish(
+v2_bwd_sm80_fp16_d64_full_5c11dd8c_finish(
     const Element* __restrict__ q, const Element* __restrict__ k, const Element* __restrict__ v,
     const Element* __restrict__ o, const Element* __restrict__ dO, const float* __restrict__ lse,
     float* __restrict__ delta, float* __restrict__ dq_acc, Element* __restrict__ dq,
@@ -1002,9 +1002,9 @@ int main(int argc, char** argv) {
   Element* dq = device_array<Element>(rows * kHeadDim);
   Element* dk = device_array<Element>(keys * kHeadDim);
   Element* dv = device_array<Element>(keys * kHeadDimV);
-  const auto prepare = v2_bwd_sm80_fp16_d64_full_08b9aeeb_prepare;
-  const auto kernel = v2_bwd_sm80_fp16_d64_full_08b9aeeb;
-  const auto finish = v2_bwd_sm80_fp16_d64_full_08b9aeeb_finish;
+  const auto prepare = v2_bwd_sm80_fp16_d64_full_5c11dd8c_prepare;
+  const auto kernel = v2_bwd_sm80_fp16_d64_full_5c11dd8c;
+  const auto finish = v2_bwd_sm80_fp16_d64_full_5c11dd8c_finish;
   cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSmemBytes);
   const auto launch = [&](auto entry, int grid, int smem_bytes) {
     // clang-format off
