@@ -48,6 +48,7 @@ _CHOSEN = (
     ("v3", "h200", Problem(heads=32, kv_heads=8, seq=8192, dtype="bf16", causal=True)),
     ("v3", "h200", Problem(batch=16, heads=32, seq=1024, head_dim=64)),
     ("v3", "h200", Problem(heads=8, seq=4096, head_dim=256, dtype="bf16")),
+    ("v3", "h200", Problem(heads=32, kv_heads=8, seq=8192, causal=True, dtype="e4m3", scales="head")),
     ("v1", "a100-80gb", Problem(seq=4096, head_dim=64, window=(255, 255))),
     ("v2", "h200", _GEMMA),
     ("v2", "a100-80gb", Problem(seq=4096, head_dim=64, causal=True, bias="alibi")),

@@ -34,6 +34,7 @@ UNIT_ROUNDOFF = {"fp32": 2.0**-24, "fp16": 2.0**-11, "bf16": 2.0**-8, "e4m3": 2.
 E4M3_MAX = 448.0
 E4M3_STRETCH = 256.0  # the largest weight of a row in e4m3: a power of two, as near 448 as one is
 E4M3_LOST = 2.0**-10 / E4M3_STRETCH  # of that weight, half a step of e4m3's smallest numbers
+E4M3_LOST_LAZILY = 2.0**-10 / 64  # the same where the largest weight may still grow
 CHUNK_SCORES = 1 << 21  # scores held at once: 16 MiB in float64
 
 
@@ -155,19 +156,24 @@ def bound(
 
 
 def allowed(
-    ref: Array, magnitude: Array, v: Array, dtype: str, out_dtype: str | None = None
+    ref: Array,
+    magnitude: Array,
+    v: Array,
+    dtype: str,
+    out_dtype: str | None = None,
+    lost: float = E4M3_LOST,
 ) -> Array:
     """1.25 (u P|V| + u_o |ref|) + 1e-6 an element, ``magnitude`` being P|V|.
 
     u and u_o are the unit roundoffs of ``dtype`` and ``out_dtype`` (default: the same). The sum
     covers P rounded before P V and o rounded after it, with a quarter to spare for fp32 work. In
-    e4m3 also what is lost of weights far below their row's largest, E4M3_LOST of it each.
+    e4m3 also what is lost of weights far below their row's largest, ``lost`` of it each.
     """
     u, u_out = _unit_roundoff(dtype), _unit_roundoff(out_dtype or dtype)
     error: Array = 1.25 * (u * magnitude + u_out * np.abs(ref)) + 1e-6
     if dtype == "e4m3":
         keys = np.abs(v.astype(np.float64)).sum(axis=2, keepdims=True)
-        error = error + E4M3_LOST * np.repeat(keys, ref.shape[1] // v.shape[1], axis=1)
+        error = error + lost * np.repeat(keys, ref.shape[1] // v.shape[1], axis=1)
     return error
 
 

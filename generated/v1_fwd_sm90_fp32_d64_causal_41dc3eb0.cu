@@ -33,7 +33,7 @@
 //   c0df20f3  device/copy.cuh
 //   a88d316f  device/copy_plain.cuh
 //   ab3ac69d  device/dots.cuh
-//   26282f8e  device/fragments.cuh
+//   55bb382f  device/fragments.cuh
 //   76c2f1b5  device/integers.cuh
 //   6718b7d2  device/mask.cuh
 //   4cfecc7b  device/matmul_fma.cuh
@@ -48,7 +48,7 @@
 //   77f6d870  parts/constants.cuh
 //   8a2896d0  parts/main.cu
 //   2c9f1fd9  parts/main_arrays.cuh
-//   deb8bf17  parts/main_options.cuh
+//   fc234ae9  parts/main_options.cuh
 //   422cf4a7  ptx/ex2.cuh
 //   ecba088f  ptx/lg2.cuh
 //
@@ -63,7 +63,7 @@
 // "head_dim_v": 64, "heads": 16, "incoherent": false, "kv_heads": 16, "out_dtype": "fp32", "pass":
 // "fwd", "scale": 0.125, "scales": "tensor", "seq": 1024, "seq_kv": 1024, "softcap": 0.0, "varlen":
 // false, "window": [-1, -1]}, "schema": "fasim.plan/1", "smem_bytes": 98304}
-// ---- the rest of the file has sha256 4157a3a12f3b66b3927e768d045109608b9ccedd89a326e23217b319e6dbd4b0
+// ---- the rest of the file has sha256 76962a0b62332c2ca145fb8056be541eb79792dcf85be995223eb9bbd3fb1fe8
 // FlashAttention, forward, in the paper's order (Dao et al. 2022, algorithm 1).
 //
 // One thread block per head. The outer loop holds a tile of keys and values in shared memory; the
@@ -259,7 +259,6 @@ __device__ __forceinline__ void copy_tile(Element* tile, const Element* source, 
 // A thread's part of the scores and of the output: [16 rows][8 columns][row g: 2, row g + 8: 2].
 using Scores = float[kRowTiles][kStepKV / 8][4];
 using Accumulator = float[kRowTiles][kDV / 8][4];
-
 template <int kTiles>
 __device__ __forceinline__ void zero(float (&fragment)[kRowTiles][kTiles][4]) {
 #pragma unroll

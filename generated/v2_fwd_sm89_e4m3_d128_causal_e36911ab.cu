@@ -33,7 +33,7 @@
 //   c0df20f3  device/copy.cuh
 //   f0c63492  device/copy_async.cuh
 //   9657e602  device/finish.cuh
-//   26282f8e  device/fragments.cuh
+//   55bb382f  device/fragments.cuh
 //   76c2f1b5  device/integers.cuh
 //   6718b7d2  device/mask.cuh
 //   70293969  device/matmul_mma.cuh
@@ -42,13 +42,14 @@
 //   94288a38  device/store.cuh
 //   6364541a  device/tile.cuh
 //   c2706fe3  device/types.cuh
-//   246aca58  device/values_e4m3.cuh
+//   80063cad  device/values_e4m3.cuh
+//   8c999b4d  device/weights_e4m3.cuh
 //   e044eaeb  device/words.cuh
 //   5ed4d436  kernels/v2_fwd.cu
 //   77f6d870  parts/constants.cuh
 //   8a2896d0  parts/main.cu
 //   2c9f1fd9  parts/main_arrays.cuh
-//   deb8bf17  parts/main_options.cuh
+//   fc234ae9  parts/main_options.cuh
 //   337a472a  ptx/cp_async.cuh
 //   33562fdf  ptx/cvt_bf16x2.cuh
 //   e23b673c  ptx/cvt_e4m3x2.cuh
@@ -69,7 +70,7 @@
 // "head_dim_v": 128, "heads": 32, "incoherent": false, "kv_heads": 8, "out_dtype": "bf16", "pass":
 // "fwd", "scale": 0.08838834764831843, "scales": "head", "seq": 4096, "seq_kv": 4096, "softcap":
 // 0.0, "varlen": false, "window": [-1, -1]}, "schema": "fasim.plan/1", "smem_bytes": 49152}
-// ---- the rest of the file has sha256 93da69e29044e7cfe998ba91c73170499f95ecd70f3e997ce22a28fcbf73d08b
+// ---- the rest of the file has sha256 e3dd896458bc50ba18b1e42b2f348fe326bd218f93f54a089fa4f0d566fba4d4
 // FlashAttention-2, forward (Dao 2023, algorithm 1).
 //
 // One thread block per block of queries. It walks the keys and values once, from the last tile to
@@ -388,7 +389,6 @@ __device__ __forceinline__ void copy_tile(Element* tile, const Element* source, 
 // A thread's part of the scores and of the output: [16 rows][8 columns][row g: 2, row g + 8: 2].
 using Scores = float[kRowTiles][kStepKV / 8][4];
 using Accumulator = float[kRowTiles][kDV / 8][4];
-
 template <int kTiles>
 __device__ __forceinline__ void zero(float (&fragment)[kRowTiles][kTiles][4]) {
 #pragma unroll

@@ -34,7 +34,7 @@
 //   c0df20f3  device/copy.cuh
 //   f0c63492  device/copy_async.cuh
 //   9657e602  device/finish.cuh
-//   26282f8e  device/fragments.cuh
+//   55bb382f  device/fragments.cuh
 //   76c2f1b5  device/integers.cuh
 //   6718b7d2  device/mask.cuh
 //   70293969  device/matmul_mma.cuh
@@ -50,7 +50,7 @@
 //   77f6d870  parts/constants.cuh
 //   8a2896d0  parts/main.cu
 //   2c9f1fd9  parts/main_arrays.cuh
-//   deb8bf17  parts/main_options.cuh
+//   fc234ae9  parts/main_options.cuh
 //   337a472a  ptx/cp_async.cuh
 //   33562fdf  ptx/cvt_bf16x2.cuh
 //   422cf4a7  ptx/ex2.cuh
@@ -70,7 +70,7 @@
 // "head_dim_v": 128, "heads": 32, "incoherent": false, "kv_heads": 8, "out_dtype": "bf16", "pass":
 // "fwd", "scale": 0.08838834764831843, "scales": "tensor", "seq": 4096, "seq_kv": 4096, "softcap":
 // 0.0, "varlen": true, "window": [-1, -1]}, "schema": "fasim.plan/1", "smem_bytes": 81920}
-// ---- the rest of the file has sha256 b1cdc7c548add8b85b0fb4ceefdff4bcec94d33f1063b4c205a9de86f0a8fa7f
+// ---- the rest of the file has sha256 d543150db6b1e6606182586c3835a6627f39dbd4fbcb83d83a1a08a96bde4395
 // FlashAttention-2, forward (Dao 2023, algorithm 1).
 //
 // One thread block per block of queries. It walks the keys and values once, from the last tile to
@@ -369,7 +369,6 @@ __device__ __forceinline__ void copy_tile(Element* tile, const Element* source, 
 // A thread's part of the scores and of the output: [16 rows][8 columns][row g: 2, row g + 8: 2].
 using Scores = float[kRowTiles][kStepKV / 8][4];
 using Accumulator = float[kRowTiles][kDV / 8][4];
-
 template <int kTiles>
 __device__ __forceinline__ void zero(float (&fragment)[kRowTiles][kTiles][4]) {
 #pragma unroll

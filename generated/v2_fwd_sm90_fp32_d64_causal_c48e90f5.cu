@@ -31,7 +31,7 @@
 //   f0c63492  device/copy_async.cuh
 //   ab3ac69d  device/dots.cuh
 //   9657e602  device/finish.cuh
-//   26282f8e  device/fragments.cuh
+//   55bb382f  device/fragments.cuh
 //   76c2f1b5  device/integers.cuh
 //   6718b7d2  device/mask.cuh
 //   4cfecc7b  device/matmul_fma.cuh
@@ -45,7 +45,7 @@
 //   77f6d870  parts/constants.cuh
 //   8a2896d0  parts/main.cu
 //   2c9f1fd9  parts/main_arrays.cuh
-//   deb8bf17  parts/main_options.cuh
+//   fc234ae9  parts/main_options.cuh
 //   337a472a  ptx/cp_async.cuh
 //   422cf4a7  ptx/ex2.cuh
 //   ecba088f  ptx/lg2.cuh
@@ -62,7 +62,7 @@
 // "head_dim_v": 64, "heads": 16, "incoherent": false, "kv_heads": 16, "out_dtype": "fp32", "pass":
 // "fwd", "scale": 0.125, "scales": "tensor", "seq": 4096, "seq_kv": 4096, "softcap": 0.0, "varlen":
 // false, "window": [-1, -1]}, "schema": "fasim.plan/1", "smem_bytes": 65536}
-// ---- the rest of the file has sha256 201c2f712a6f3b61efff1c5dadc79127ea4918f721a3c27281c0fe14a6457b53
+// ---- the rest of the file has sha256 e92d0781a6a2f3a2978f37c8a7f1b38ac6d68db76cd3bbdc424a35626e0a4041
 // FlashAttention-2, forward (Dao 2023, algorithm 1).
 //
 // One thread block per block of queries. It walks the keys and values once, from the last tile to
@@ -308,7 +308,6 @@ __device__ __forceinline__ void copy_tile(Element* tile, const Element* source, 
 // A thread's part of the scores and of the output: [16 rows][8 columns][row g: 2, row g + 8: 2].
 using Scores = float[kRowTiles][kStepKV / 8][4];
 using Accumulator = float[kRowTiles][kDV / 8][4];
-
 template <int kTiles>
 __device__ __forceinline__ void zero(float (&fragment)[kRowTiles][kTiles][4]) {
 #pragma unroll

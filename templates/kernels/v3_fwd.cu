@@ -228,7 +228,7 @@ $(parameters(kernel))) {
     const i64 rows = (i64(work.batch) * heads + work.head) * seq_q + work.first_query;
 //% endif
 //% if kernel.scaled
-    const float score_factor = work.score_factor;
+    [[maybe_unused]] const float score_factor = work.score_factor;
     end_rows(row, lse + rows, $(softmax_factor(kernel)), span_of(work).seq_q - work.first_query);
 //% else
     end_rows(row, shared.inverse, lse + rows, $(softmax_factor(kernel)), span_of(work).seq_q - work.first_query);
@@ -246,6 +246,9 @@ $(parameters(kernel))) {
                  descriptor_of(shared.k[at.slot]));
   };
   const auto weigh_scores = [&](int n, bool fresh) {
+//% if kernel.scaled
+    [[maybe_unused]] const float score_factor = shared.works[(round - 1) % kWorks].score_factor;
+//% endif
     // From products to what softmax sees, for the keys from the tile's `column`-th on.
     const auto finish = [&](auto& s, int column) {
 //% if not hooked(kernel)
@@ -267,7 +270,6 @@ $(parameters(kernel))) {
     };
     finish(s, 0);
 //% if kernel.scaled
-    const float score_factor = shared.works[(round - 1) % kWorks].score_factor;
     const bool looks = tile + kLookedAt >= whole.end;
     weigh(s, o, t, row, $(softmax_factor(kernel)), fresh, looks, [&](FewScores& few, int column) {
       const auto& q_rows = shared.q[(round - 1) % kQStages][warpgroup];

@@ -14,7 +14,8 @@
 // For every token the map has a sequence that ends there, as long as the longest: `seq` tokens.
 //% endif
 // The driver's encoder, found through the runtime: nothing needs to be linked.
-TensorMap encoded(Element* array, i64 batch, i64 heads, i64 seq, i64 width, int rows) {
+template <typename T>
+TensorMap encoded(T* array, i64 batch, i64 heads, i64 seq, i64 width, int rows) {
   static decltype(&cuTensorMapEncodeTiled) encode = nullptr;
   cudaDriverEntryPointQueryResult found;
   if (!encode) {
@@ -23,16 +24,17 @@ TensorMap encoded(Element* array, i64 batch, i64 heads, i64 seq, i64 width, int 
   }
 //% if kernel.varlen
   const cuuint64_t ends = batch * seq + 1;
-  const cuuint64_t row = width * sizeof(Element), strides[] = {row * heads, row, row * heads};
+  const cuuint64_t row = width * sizeof(T), strides[] = {row * heads, row, row * heads};
   array -= seq * heads * width;
 //% else
   const cuuint64_t ends = batch;
-  const cuuint64_t row = width * sizeof(Element), strides[] = {row, row * seq, row * seq * heads};
+  const cuuint64_t row = width * sizeof(T), strides[] = {row, row * seq, row * seq * heads};
 //% endif
   const cuuint64_t sizes[] = {cuuint64_t(width), cuuint64_t(seq), cuuint64_t(heads), ends};
-  const cuuint32_t box[] = {kSlabColumns, cuuint32_t(rows), 1, 1}, ones[] = {1, 1, 1, 1};
+  const cuuint32_t box[] = {kSlabBytes / sizeof(T), cuuint32_t(rows), 1, 1}, ones[] = {1, 1, 1, 1};
+  const auto type = sizeof(T) == 1 ? CU_TENSOR_MAP_DATA_TYPE_UINT8 : CU_TENSOR_MAP_DATA_TYPE_$("BFLOAT16" if kernel.out_dtype == "bf16" else "FLOAT16");
   CUtensorMap map;
-  if (encode(&map, CU_TENSOR_MAP_DATA_TYPE_$("BFLOAT16" if kernel.dtype == "bf16" else "FLOAT16"), 4, array, sizes, strides, box, ones,
+  if (encode(&map, type, 4, array, sizes, strides, box, ones,
              CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
              CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE)) {
     std::printf("rows of %lld elements are not multiples of 16 bytes\n", width);
@@ -56,8 +58,19 @@ int main(int argc, char** argv) {
   const TensorMap q_map = encoded(input(rows * kHeadDim, 1), batch, heads, seq_q, kHeadDim, 64);
   const TensorMap k_map =
       encoded(input(keys * kHeadDim, 2), batch, kv_heads, seq_kv, kHeadDim, kBlockKV);
+//% if kernel.scaled
+  const Element* v = input(keys * kHeadDimV, 3);
+  const Strides v_strides = contiguous(kv_heads, seq_kv, kHeadDimV);
+  const i64 row_keys = (seq_kv + kSlabColumns - 1) / kSlabColumns * kSlabColumns;
+  const i64 all_rows = i64(batch) * kv_heads * (kDV + 1);
+  Element* vt = device_array<Element>(all_rows * row_keys);
+  const TensorMap vt_map = encoded(vt, batch, kv_heads, kDV + 1, row_keys, kRowsV);
+  const int transposers = batch * kv_heads * (row_keys / kKeysAtOnce) * (kDV / 4 + 1);
+  const int transpose_grid = (transposers + kTransposers - 1) / kTransposers;
+//% else
   const TensorMap v_map =
       encoded(input(keys * kHeadDimV, 3), batch, kv_heads, seq_kv, kHeadDimV, kBlockKV);
+//% endif
   const TensorMap o_map = encoded(o, batch, heads, seq_q, kHeadDimV, 64);
   int blocks = 132;
   cudaDeviceGetAttribute(&blocks, cudaDevAttrMultiProcessorCount, 0);
@@ -77,6 +90,9 @@ int main(int argc, char** argv) {
   float ms = 0;
   for (int run = 0; run < 2; ++run) {  // the second one counts
     cudaEventRecord(start);
+//% if kernel.scaled
+    $(kernel.stem)_transpose<<<transpose_grid, kTransposers>>>($(call(kernel, "    " ~ kernel.stem ~ "_transpose<<<transpose_grid, kTransposers>>>(")));
+//% endif
     kernel<<<grid, kThreads, kSmemBytes>>>($(call(kernel)));
     cudaEventRecord(stop);
     cudaEventSynchronize(stop);
