@@ -38,7 +38,15 @@ PACKED_SIZES = {
     "bwd": ("heads", "kv_heads", "longest_q", "longest_k", "total_q"),
 }
 V3_SIZES = ("batch", *SIZES, "heads_together")
-V3_PACKED_SIZES = ("batch", "heads", "kv_heads", "longest_q", "longest_k", "total_q", "heads_together")
+V3_PACKED_SIZES = (
+    "batch",
+    "heads",
+    "kv_heads",
+    "longest_q",
+    "longest_k",
+    "total_q",
+    "heads_together",
+)
 # Of a packed tensor that V3 takes as a map: the length of the longest sequence.
 LONGEST = {"q": "longest_q", "k": "longest_k", "v": "longest_k", "o": "longest_q"}
 # What V3 moves by TMA, which takes a map of each tensor; in e4m3 V transposed, by a kernel before.

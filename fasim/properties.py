@@ -24,7 +24,7 @@ from fasim.emulator import trace
 from fasim.errors import CheckFailed, FasimError, UsageError
 from fasim.model import flops, traffic
 from fasim.model.tiles import Tiles
-from fasim.plan import POINTERS, KernelSpec, Launch, Plan, Tile, tensor_shapes
+from fasim.plan import MAPPED, POINTERS, KernelSpec, Launch, Plan, Tile, tensor_shapes
 from fasim.problem import DTYPE_BYTES, Problem
 from fasim.reference import DTYPES, UNIT_ROUNDOFF, Options
 from fasim.render import Kernel
@@ -982,7 +982,7 @@ def _same_traffic(trial: Trial, queries: Array, keys: Array) -> None:
     if not isinstance(trial.runner, Counting):
         return
     spec, executed = trial.kernel.plan.kernel, trial.runner.last
-    for name in POINTERS[spec.variant, spec.pass_]:
+    for name in (*MAPPED, *POINTERS[spec.variant, spec.pass_]):
         want = 0
         for seq, seq_kv in zip(queries.tolist(), keys.tolist(), strict=True):
             alone = trial.changed(batch=1, seq=seq, seq_kv=seq_kv)

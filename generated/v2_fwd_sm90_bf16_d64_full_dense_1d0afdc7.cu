@@ -34,7 +34,7 @@
 //   c0df20f3  device/copy.cuh
 //   f0c63492  device/copy_async.cuh
 //   9657e602  device/finish.cuh
-//   55bb382f  device/fragments.cuh
+//   fb8f8205  device/fragments.cuh
 //   76c2f1b5  device/integers.cuh
 //   6718b7d2  device/mask.cuh
 //   70293969  device/matmul_mma.cuh

@@ -31,7 +31,7 @@
 //
 // templates, with the first 8 digits of their sha256
 //   9f85390f  device/chunk_address.cuh
-//   55bb382f  device/fragments.cuh
+//   fb8f8205  device/fragments.cuh
 //   76c2f1b5  device/integers.cuh
 //   2aa2f62b  device/load_v3.cuh
 //   6718b7d2  device/mask.cuh
@@ -40,19 +40,19 @@
 //   772adaad  device/mbarrier.cuh
 //   d13b3e0b  device/rescore.cuh
 //   56ce5a2e  device/rows.cuh
-//   6ee80876  device/schedule.cuh
-//   26f36089  device/shared_v3.cuh
-//   01ca2e0b  device/softmax_in_place.cuh
+//   8060ae93  device/schedule.cuh
+//   8ead001e  device/shared_v3.cuh
+//   9f60f6b5  device/softmax_in_place.cuh
 //   17509448  device/span.cuh
-//   3c4b5e23  device/store_tma.cuh
+//   9400efc5  device/store_tma.cuh
 //   567f0171  device/tensor_map.cuh
 //   689d4211  device/turn.cuh
 //   c2706fe3  device/types.cuh
-//   8f47893a  kernels/v3_fwd.cu
-//   cf372572  parts/constants_v3.cuh
+//   885ec48f  kernels/v3_fwd.cu
+//   f226075c  parts/constants_v3.cuh
 //   2c9f1fd9  parts/main_arrays.cuh
 //   fc234ae9  parts/main_options.cuh
-//   6ece53df  parts/main_v3.cu
+//   62494ba8  parts/main_v3.cu
 //   5af47db7  ptx/bar_arrive.cuh
 //   18bd1382  ptx/bar_sync.cuh
 //   bdcce3e8  ptx/cp_async_bulk_commit_group.cuh
@@ -92,7 +92,7 @@
 // "fwd", "scale": 0.08838834764831843, "scales": "tensor", "seq": 8192, "seq_kv": 8192, "softcap":
 // 0.0, "varlen": false, "window": [-1, -1]}, "schema": "fasim.plan/1", "slots": 132, "smem_bytes":
 // 230400}
-// ---- the rest of the file has sha256 b23db2d22a0c64c0e145fa5343f7e1a0f3608fbc48b69b9195cef138cca9d318
+// ---- the rest of the file has sha256 428a6dd8ca9f56f94284e139815819f7787430e3dae0ae1a6f8e09b85cbe243c
 // FlashAttention-3, forward (Shah et al. 2024, algorithms 1 and 2).
 //
 // A block stays on its SM and works on one tile of queries after the other. One warpgroup, the producer,
@@ -161,7 +161,7 @@ constexpr int kSlabsO = (kDV + kColumnsO - 1) / kColumnsO;
 constexpr int kPartSlabs = kSlabsO / kOutputParts;
 constexpr int kSlabsV = kSlabsO;
 static_assert(kConsumers * 64 == kBlockQ && 1 <= kConsumers && kConsumers <= 3, "64 rows each");
-static_assert(kBlockKV % kGranule == 0 && kBlockKV <= 256, "whole matrix steps, one instruction wide");
+static_assert(kBlockKV % kGranule == 0 && kBlockKV <= 256, "whole steps, one instruction wide");
 static_assert(kSlabsO % kOutputParts == 0, "whole slabs of O");
 static_assert(128 * (kConsumers * kRegisters + kLoaderRegisters) <= 65536, "one block fits an SM");
 static_assert(kD - kHeadDim < kGranule && kDV - kHeadDimV < kGranule, "zeros to the next step");
@@ -815,9 +815,7 @@ __device__ __forceinline__ Tiles whole_tiles(int query, const Span& span) {
   return {visible_keys(query, span) / kBlockKV, 0};
 }
 
-__device__ __forceinline__ bool is_among(int tile, const Tiles& tiles) {
-  return tile < tiles.end;
-}
+__device__ __forceinline__ bool is_among(int tile, const Tiles& tiles) { return tile < tiles.end; }
 
 // ---- Loads --------------------------------------------------------------------------------------
 // Where TMA finds the rows of a head: they count from `row` on, in the head of `batch`.
@@ -1098,7 +1096,7 @@ __device__ __forceinline__ void lower(Scores& s, Accumulator& o, RowState& row, 
       s[0][kBlockKV / 8 - 1][i] = next;
     }
   }
-  __syncwarp();  // all lanes have read their rows and keys again: a vote would not order that
+  __syncwarp();  // all lanes have read Q and K again: a vote would not order that
   add_up(sum, s);
   move_to(row, o, max, scale_log2, fresh);
 }
@@ -1175,8 +1173,7 @@ __device__ __forceinline__ void store_output(Shared& shared, const Accumulator& 
       for (int i = 0; i < kPartSlabs; ++i) {
         const int slab = part * kPartSlabs + i;
         ptx::cp_async_bulk_tensor_4d_store(o_map, tile.slab[i], slab * kColumnsO,
-                                           queries.row + query,
-                                           work.head, queries.batch);
+                                           queries.row + query, work.head, queries.batch);
       }
       ptx::cp_async_bulk_commit_group();
     }
@@ -1202,10 +1199,10 @@ v3_fwd_sm90a_bf16_d128_causal_fcc51ca1(
   const int warpgroup = uniform(threadIdx.x / 128);
   if (threadIdx.x == 0) init_barriers(shared);
   __syncthreads();
-  const auto span_of = [&](const Work& work) {
+  const auto span_of = [&](const Work& work) {  // by which its mask is aligned
     return Span{seq_q, seq_kv};
   };
-  const auto queries_of = [&](const Work& work) {
+  const auto queries_of = [&](const Work& work) {  // where TMA finds them
     return Place{0, work.batch};
   };
 
@@ -1406,11 +1403,11 @@ TensorMap encoded(T* array, i64 batch, i64 heads, i64 seq, i64 width, int rows) 
   const cuuint64_t row = width * sizeof(T), strides[] = {row, row * seq, row * seq * heads};
   const cuuint64_t sizes[] = {cuuint64_t(width), cuuint64_t(seq), cuuint64_t(heads), ends};
   const cuuint32_t box[] = {kSlabBytes / sizeof(T), cuuint32_t(rows), 1, 1}, ones[] = {1, 1, 1, 1};
-  const auto type = sizeof(T) == 1 ? CU_TENSOR_MAP_DATA_TYPE_UINT8 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
+  auto type = CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
   CUtensorMap map;
-  if (encode(&map, type, 4, array, sizes, strides, box, ones,
-             CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-             CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE)) {
+  if (encode(&map, type, 4, array, sizes, strides, box, ones, CU_TENSOR_MAP_INTERLEAVE_NONE,
+             CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+             CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE)) {
     std::printf("rows of %lld elements are not multiples of 16 bytes\n", width);
     std::exit(1);
   }

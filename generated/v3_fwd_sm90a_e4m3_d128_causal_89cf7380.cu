@@ -38,7 +38,7 @@
 //
 // templates, with the first 8 digits of their sha256
 //   9f85390f  device/chunk_address.cuh
-//   55bb382f  device/fragments.cuh
+//   fb8f8205  device/fragments.cuh
 //   76c2f1b5  device/integers.cuh
 //   2aa2f62b  device/load_v3.cuh
 //   6718b7d2  device/mask.cuh
@@ -47,21 +47,21 @@
 //   772adaad  device/mbarrier.cuh
 //   d13b3e0b  device/rescore.cuh
 //   56ce5a2e  device/rows.cuh
-//   6ee80876  device/schedule.cuh
-//   26f36089  device/shared_v3.cuh
-//   3e3d4d76  device/softmax_in_place_e4m3.cuh
+//   8060ae93  device/schedule.cuh
+//   8ead001e  device/shared_v3.cuh
+//   710cbed5  device/softmax_in_place_e4m3.cuh
 //   17509448  device/span.cuh
-//   3c4b5e23  device/store_tma.cuh
+//   9400efc5  device/store_tma.cuh
 //   567f0171  device/tensor_map.cuh
-//   f5b41b03  device/transpose_e4m3.cuh
+//   15d8ab76  device/transpose_e4m3.cuh
 //   689d4211  device/turn.cuh
 //   c2706fe3  device/types.cuh
 //   8c999b4d  device/weights_e4m3.cuh
-//   8f47893a  kernels/v3_fwd.cu
-//   cf372572  parts/constants_v3.cuh
+//   885ec48f  kernels/v3_fwd.cu
+//   f226075c  parts/constants_v3.cuh
 //   2c9f1fd9  parts/main_arrays.cuh
 //   fc234ae9  parts/main_options.cuh
-//   6ece53df  parts/main_v3.cu
+//   62494ba8  parts/main_v3.cu
 //   5af47db7  ptx/bar_arrive.cuh
 //   18bd1382  ptx/bar_sync.cuh
 //   bdcce3e8  ptx/cp_async_bulk_commit_group.cuh
@@ -102,7 +102,7 @@
 // "fwd", "scale": 0.08838834764831843, "scales": "head", "seq": 8192, "seq_kv": 8192, "softcap":
 // 0.0, "varlen": false, "window": [-1, -1]}, "schema": "fasim.plan/1", "slots": 132, "smem_bytes":
 // 134144}
-// ---- the rest of the file has sha256 fe98ee5dde8d897fe3cd568ff51cdd7d73912cd909c8d543a2175d1301ffe2fe
+// ---- the rest of the file has sha256 3cdc72de66d24768e1c9eeffad7bd8491b73d2ed7574c20336104d2708ea9227
 // FlashAttention-3, forward (Shah et al. 2024, algorithms 1 and 2).
 //
 // A block stays on its SM and works on one tile of queries after the other. One warpgroup, the producer,
@@ -175,9 +175,10 @@ constexpr int kPartSlabs = kSlabsO / kOutputParts;
 constexpr int kRowsV = kDV + 8;
 constexpr int kFirstColumns = kDV > 64 ? 64 : 0;  // of P V, multiplied before the others: see Sums
 constexpr int kLastColumns = kRowsV - kFirstColumns;
+constexpr int kMostColumns = kLastColumns > kFirstColumns ? kLastColumns : kFirstColumns;
 constexpr int kSlabsV = kBlockKV / kSlabColumns;
 static_assert(kConsumers * 64 == kBlockQ && 1 <= kConsumers && kConsumers <= 3, "64 rows each");
-static_assert(kBlockKV % kGranule == 0 && kBlockKV <= 256, "whole matrix steps, one instruction wide");
+static_assert(kBlockKV % kGranule == 0 && kBlockKV <= 256, "whole steps, one instruction wide");
 static_assert(kSlabsO % kOutputParts == 0, "whole slabs of O");
 static_assert(kSlabsV * kSlabColumns == kBlockKV, "whole slabs of keys");
 static_assert(128 * (kConsumers * kRegisters + kLoaderRegisters) <= 65536, "one block fits an SM");
@@ -826,7 +827,8 @@ struct alignas(1024) SlabTile {
 struct Work {  // a tile of queries, of one head; first_query < 0: there is no more
   int first_query, head;
   int batch;
-  float score_factor, value_factor;  // that make real numbers of Q K^T, softmax's scale included, and of V
+  float score_factor;  // makes real numbers of Q K^T, softmax's scale included
+  float value_factor;  // and of V
 };
 
 constexpr int kWorks = 4;  // that someone may still ask about: the loader is at most two ahead
@@ -864,7 +866,7 @@ using Scores = float[kRowTiles][kStepKV / 8][4];
 using Accumulator = float[kRowTiles][kRowsV / 8][4];
 // The sums of one tile of keys: those of the first columns are added to O before those of the last ones
 // begin, in the same registers.
-using TileSums = float[kRowTiles][(kLastColumns > kFirstColumns ? kLastColumns : kFirstColumns) / 8][4];
+using TileSums = float[kRowTiles][kMostColumns / 8][4];
 template <int kTiles>
 __device__ __forceinline__ void zero(float (&fragment)[kRowTiles][kTiles][4]) {
 #pragma unroll
@@ -954,9 +956,7 @@ __device__ __forceinline__ Tiles whole_tiles(int query, const Span& span) {
   return {visible_keys(query, span) / kBlockKV, 0};
 }
 
-__device__ __forceinline__ bool is_among(int tile, const Tiles& tiles) {
-  return tile < tiles.end;
-}
+__device__ __forceinline__ bool is_among(int tile, const Tiles& tiles) { return tile < tiles.end; }
 
 // ---- Loads --------------------------------------------------------------------------------------
 // Where TMA finds the rows of a head: they count from `row` on, in the head of `batch`.
@@ -1226,7 +1226,8 @@ __device__ __forceinline__ void move_to(RowState& row, Accumulator& o, TileSums&
 // multiply-add may not take it away it is taken from the scores: `shift`, what the exponent is still to
 // be lowered by, says so.
 __device__ __forceinline__ void settle(Scores& s, Accumulator& o, TileSums& t, RowState& row,
-                                       float (&shift)[2], float scale_log2, bool fresh, bool looks) {
+                                       float (&shift)[2], float scale_log2, bool fresh,
+                                       bool looks) {
   float max[2];
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
@@ -1279,7 +1280,8 @@ __device__ __forceinline__ void lower(Scores& s, Accumulator& o, TileSums& t, Ro
   for (int i = 0; i < kBlockKV / 2; ++i) {
     largest[i / 2 % 2] = fmaxf(largest[i / 2 % 2], s[0][i / 4][i % 4]);
   }
-  const bool moves[2] = {quad_max(largest[0]) > kLargestWeight, quad_max(largest[1]) > kLargestWeight};
+  const bool moves[2] = {quad_max(largest[0]) > kLargestWeight,
+                         quad_max(largest[1]) > kLargestWeight};
   if (!__any_sync(~0u, moves[0] || moves[1])) return;
   float max[2] = {row.max[0], row.max[1]};
   FewScores few;
@@ -1318,7 +1320,9 @@ __device__ __forceinline__ void weigh(Scores& s, Accumulator& o, TileSums& t, Ro
                                       const Rescored& rescored) {
   float sum[2], shift[2];
 #pragma unroll
-  for (int half = 0; half < 2; ++half) shift[half] = fmaf(row.max[half], scale_log2, -kWeightExponent);
+  for (int half = 0; half < 2; ++half) {
+    shift[half] = fmaf(row.max[half], scale_log2, -kWeightExponent);
+  }
   if (looks || !row.settled) settle(s, o, t, row, shift, scale_log2, fresh, looks);
   exponentials(s, shift, scale_log2);
   if (__any_sync(~0u, add_up(sum, s) > kLargestWeight)) {
@@ -1379,8 +1383,7 @@ __device__ __forceinline__ void store_output(Shared& shared, const Accumulator& 
       for (int i = 0; i < kPartSlabs; ++i) {
         const int slab = part * kPartSlabs + i;
         ptx::cp_async_bulk_tensor_4d_store(o_map, tile.slab[i], slab * kColumnsO,
-                                           queries.row + query,
-                                           work.head, queries.batch);
+                                           queries.row + query, work.head, queries.batch);
       }
       ptx::cp_async_bulk_commit_group();
     }
@@ -1417,7 +1420,8 @@ v3_fwd_sm90a_e4m3_d128_causal_89cf7380_transpose(
     const float scale_log2) {
   // clang-format on
   constexpr int kColumnGroups = kDV / 4 + 1;
-  const i64 keys = (i64(max(seq_kv, 1)) + kSlabColumns - 1) / kSlabColumns * kSlabColumns;  // of a row
+  const i64 slabs = (i64(max(seq_kv, 1)) + kSlabColumns - 1) / kSlabColumns;
+  const i64 keys = slabs * kSlabColumns;  // of a row
   const i64 all = i64(batch) * kv_heads * (keys / kKeysAtOnce) * kColumnGroups;
   const i64 index = blockIdx.x * i64(kTransposers) + threadIdx.x;
   if (index >= all) return;
@@ -1446,7 +1450,7 @@ v3_fwd_sm90a_e4m3_d128_causal_89cf7380_transpose(
     Element* row = vt + (head * (kDV + 1) + column + j) * keys + first_key;
 #pragma unroll
     for (int i = 0; i < kKeysAtOnce / 16; ++i) {
-      const u32 (&words)[4] = reinterpret_cast<const u32 (&)[4]>(rows[j][4 * i]);
+      const u32* words = rows[j] + 4 * i;
       reinterpret_cast<uint4*>(row)[i] = make_uint4(words[0], words[1], words[2], words[3]);
     }
   }
@@ -1474,10 +1478,10 @@ v3_fwd_sm90a_e4m3_d128_causal_89cf7380(
   const int warpgroup = uniform(threadIdx.x / 128);
   if (threadIdx.x == 0) init_barriers(shared);
   __syncthreads();
-  const auto span_of = [&](const Work& work) {
+  const auto span_of = [&](const Work& work) {  // by which its mask is aligned
     return Span{seq_q, seq_kv};
   };
-  const auto queries_of = [&](const Work& work) {
+  const auto queries_of = [&](const Work& work) {  // where TMA finds them
     return Place{0, work.batch};
   };
 
@@ -1710,11 +1714,12 @@ TensorMap encoded(T* array, i64 batch, i64 heads, i64 seq, i64 width, int rows) 
   const cuuint64_t row = width * sizeof(T), strides[] = {row, row * seq, row * seq * heads};
   const cuuint64_t sizes[] = {cuuint64_t(width), cuuint64_t(seq), cuuint64_t(heads), ends};
   const cuuint32_t box[] = {kSlabBytes / sizeof(T), cuuint32_t(rows), 1, 1}, ones[] = {1, 1, 1, 1};
-  const auto type = sizeof(T) == 1 ? CU_TENSOR_MAP_DATA_TYPE_UINT8 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
+  auto type = CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
+  if (sizeof(T) == 1) type = CU_TENSOR_MAP_DATA_TYPE_UINT8;
   CUtensorMap map;
-  if (encode(&map, type, 4, array, sizes, strides, box, ones,
-             CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-             CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE)) {
+  if (encode(&map, type, 4, array, sizes, strides, box, ones, CU_TENSOR_MAP_INTERLEAVE_NONE,
+             CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+             CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE)) {
     std::printf("rows of %lld elements are not multiples of 16 bytes\n", width);
     std::exit(1);
   }

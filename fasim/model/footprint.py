@@ -76,8 +76,8 @@ V1_BACKWARD_COPIES = 16
 # V3: what the compiler needs beside accumulators and weights; backward, what FlashAttention-3's
 # published tiles leave it.
 V3_BASE, WGMMA_SLACK = 32, 28
-# What its options keep besides; a bias in fp32 on its way more for every key beyond the first number,
-# and one that meets a softcap's polynomials. Fitted to nvcc 13.0.
+# What its options keep besides; a bias in fp32 on its way more for every key beyond the first
+# number, and one that meets a softcap's polynomials. Fitted to nvcc 13.0.
 V3_OPTION_REGISTERS = {"window": 12, "softcap": 0, "ALiBi": 8, "dense bias": 12, "sequences": 8}
 V3_FP32_BIAS_KEYS, V3_FP32_BIAS_PER_KEY = 32, 0.25
 V3_CAPPED_BIAS_KEYS, V3_CAPPED_BIAS_PER_KEY = 48, 0.5

@@ -22,7 +22,8 @@ from fasim.render import Kernel
 from fasim.tensor_map import TensorMap
 
 Array = NDArray[Any]
-Ints3, Ints4 = tuple[int, int, int], tuple[int, int, int, int]
+Strides = tuple[int, int, int]
+Sizes = tuple[int, int, int, int]
 
 DTYPES: dict[str, np.dtype[Any]] = {
     **{name: np.dtype(dtype) for name, dtype in reference.DTYPES.items()},
@@ -163,7 +164,8 @@ def tensor_maps(
         shape, dtype = arrays[name]
         size = DTYPE_BYTES[dtype]
         longest = launch.scalars.get(LONGEST.get(name, ""), 0)
-        sizes, strides = _seen(shape, [size * step for step in steps[name]], int(longest))
+        assert isinstance(longest, int)
+        sizes, strides = _seen(shape, [size * step for step in steps[name]], longest)
         maps[name] = TensorMap(
             address=addresses[name] - strides[0] * sizes[1] * (len(shape) == 3),
             dtype=dtype,
@@ -175,7 +177,7 @@ def tensor_maps(
     return maps
 
 
-def _seen(shape: tuple[int, ...], steps: list[int], longest: int) -> tuple[Ints4, Ints3]:
+def _seen(shape: tuple[int, ...], steps: list[int], longest: int) -> tuple[Sizes, Strides]:
     """Sizes, from the innermost on, and strides (bytes) of the others as TMA sees an array.
 
     In a packed one it sees, for every token e, a sequence of the longest length that ends before e:

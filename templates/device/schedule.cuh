@@ -71,6 +71,10 @@ __device__ __forceinline__ Tiles whole_tiles(int query, const Span& span) {
 //% endif
 }
 
+//% if kernel.mask == "window"
 __device__ __forceinline__ bool is_among(int tile, const Tiles& tiles) {
-  return tile < tiles.end$(" && tile >= tiles.begin" if kernel.mask == "window");
+  return tile < tiles.end && tile >= tiles.begin;
 }
+//% else
+__device__ __forceinline__ bool is_among(int tile, const Tiles& tiles) { return tile < tiles.end; }
+//% endif

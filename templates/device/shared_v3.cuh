@@ -13,7 +13,8 @@ struct Work {  // a tile of queries, of one head; first_query < 0: there is no m
   int batch;
 //% endif
 //% if kernel.scaled
-  float score_factor, value_factor;  // that make real numbers of Q K^T, softmax's scale included, and of V
+  float score_factor;  // makes real numbers of Q K^T, softmax's scale included
+  float value_factor;  // and of V
 //% endif
 };
 

@@ -145,7 +145,7 @@ __device__ __forceinline__ void lower(Scores& s, Accumulator& o, RowState& row, 
       s[0][kBlockKV / 8 - 1][i] = next;
     }
   }
-  __syncwarp();  // all lanes have read their rows and keys again: a vote would not order that
+  __syncwarp();  // all lanes have read Q and K again: a vote would not order that
   add_up(sum, s);
   move_to(row, o, max, scale_log2, fresh);
 }

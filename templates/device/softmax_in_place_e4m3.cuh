@@ -61,7 +61,8 @@ __device__ __forceinline__ void move_to(RowState& row, Accumulator& o, TileSums&
 // multiply-add may not take it away it is taken from the scores: `shift`, what the exponent is still to
 // be lowered by, says so.
 __device__ __forceinline__ void settle(Scores& s, Accumulator& o, TileSums& t, RowState& row,
-                                       float (&shift)[2], float scale_log2, bool fresh, bool looks) {
+                                       float (&shift)[2], float scale_log2, bool fresh,
+                                       bool looks) {
   float max[2];
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
@@ -114,7 +115,8 @@ __device__ __forceinline__ void lower(Scores& s, Accumulator& o, TileSums& t, Ro
   for (int i = 0; i < kBlockKV / 2; ++i) {
     largest[i / 2 % 2] = fmaxf(largest[i / 2 % 2], s[0][i / 4][i % 4]);
   }
-  const bool moves[2] = {quad_max(largest[0]) > kLargestWeight, quad_max(largest[1]) > kLargestWeight};
+  const bool moves[2] = {quad_max(largest[0]) > kLargestWeight,
+                         quad_max(largest[1]) > kLargestWeight};
   if (!__any_sync(~0u, moves[0] || moves[1])) return;
   float max[2] = {row.max[0], row.max[1]};
   FewScores few;
@@ -153,7 +155,9 @@ __device__ __forceinline__ void weigh(Scores& s, Accumulator& o, TileSums& t, Ro
                                       const Rescored& rescored) {
   float sum[2], shift[2];
 #pragma unroll
-  for (int half = 0; half < 2; ++half) shift[half] = fmaf(row.max[half], scale_log2, -kWeightExponent);
+  for (int half = 0; half < 2; ++half) {
+    shift[half] = fmaf(row.max[half], scale_log2, -kWeightExponent);
+  }
   if (looks || !row.settled) settle(s, o, t, row, shift, scale_log2, fresh, looks);
   exponentials(s, shift, scale_log2);
   if (__any_sync(~0u, add_up(sum, s) > kLargestWeight)) {

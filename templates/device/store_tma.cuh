@@ -71,8 +71,7 @@ __device__ __forceinline__ void store_output(Shared& shared, const Accumulator& 
       for (int i = 0; i < kPartSlabs; ++i) {
         const int slab = part * kPartSlabs + i;
         ptx::cp_async_bulk_tensor_4d_store(o_map, tile.slab[i], slab * kColumnsO,
-                                           queries.row + query,
-                                           work.head, queries.batch);
+                                           queries.row + query, work.head, queries.batch);
       }
       ptx::cp_async_bulk_commit_group();
     }

@@ -22,7 +22,8 @@ $(kernel.stem)_transpose(
 $(parameters(kernel))) {
   // clang-format on
   constexpr int kColumnGroups = kDV / 4 + 1;
-  const i64 keys = (i64(max(seq_kv, 1)) + kSlabColumns - 1) / kSlabColumns * kSlabColumns;  // of a row
+  const i64 slabs = (i64(max(seq_kv, 1)) + kSlabColumns - 1) / kSlabColumns;
+  const i64 keys = slabs * kSlabColumns;  // of a row
   const i64 all = i64(batch) * kv_heads * (keys / kKeysAtOnce) * kColumnGroups;
   const i64 index = blockIdx.x * i64(kTransposers) + threadIdx.x;
   if (index >= all) return;
@@ -51,7 +52,7 @@ $(parameters(kernel))) {
     Element* row = vt + (head * (kDV + 1) + column + j) * keys + first_key;
 #pragma unroll
     for (int i = 0; i < kKeysAtOnce / 16; ++i) {
-      const u32 (&words)[4] = reinterpret_cast<const u32 (&)[4]>(rows[j][4 * i]);
+      const u32* words = rows[j] + 4 * i;
       reinterpret_cast<uint4*>(row)[i] = make_uint4(words[0], words[1], words[2], words[3]);
     }
   }

@@ -115,13 +115,13 @@ $(parameters(kernel))) {
   const int warpgroup = uniform(threadIdx.x / 128);
   if (threadIdx.x == 0) init_barriers(shared);
   __syncthreads();
-  const auto span_of = [&](const Work& work) {
+  const auto span_of = [&](const Work& work) {  // by which its mask is aligned
 //% if kernel.varlen
     const int seq_q = work.sequence.seq_q, seq_kv = work.sequence.seq_kv;
 //% endif
     return Span{$(span_terms(kernel))};
   };
-  const auto queries_of = [&](const Work& work) {
+  const auto queries_of = [&](const Work& work) {  // where TMA finds them
 //% if kernel.varlen
     return place_of(work.sequence.q, work.sequence.seq_q, longest_q);
 //% else
@@ -259,7 +259,8 @@ $(parameters(kernel))) {
       const int warp_query = work.first_query + threadIdx.x / 32 * kWarpRows;
       const int key = tile * kBlockKV + column;
 //% if kernel.bias_dtype
-      const Bias* head_bias = bias + work.batch * bias_strides.batch + work.head * bias_strides.head;
+      const i64 first_bias = work.batch * bias_strides.batch + work.head * bias_strides.head;
+      const Bias* head_bias = bias + first_bias;
 //% endif
 //% if hooked(kernel)
       const ScoreTerms terms = {$(score_terms(kernel))};

@@ -42,13 +42,14 @@ constexpr int kPartSlabs = kSlabsO / kOutputParts;
 constexpr int kRowsV = kDV + 8;
 constexpr int kFirstColumns = kDV > 64 ? 64 : 0;  // of P V, multiplied before the others: see Sums
 constexpr int kLastColumns = kRowsV - kFirstColumns;
+constexpr int kMostColumns = kLastColumns > kFirstColumns ? kLastColumns : kFirstColumns;
 constexpr int kSlabsV = kBlockKV / kSlabColumns;
 //% else
 constexpr int kSlabsV = kSlabsO;
 //% endif
 
 static_assert(kConsumers * 64 == kBlockQ && 1 <= kConsumers && kConsumers <= 3, "64 rows each");
-static_assert(kBlockKV % kGranule == 0 && kBlockKV <= 256, "whole matrix steps, one instruction wide");
+static_assert(kBlockKV % kGranule == 0 && kBlockKV <= 256, "whole steps, one instruction wide");
 static_assert(kSlabsO % kOutputParts == 0, "whole slabs of O");
 //% if kernel.scaled
 static_assert(kSlabsV * kSlabColumns == kBlockKV, "whole slabs of keys");

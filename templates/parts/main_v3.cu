@@ -32,11 +32,14 @@ TensorMap encoded(T* array, i64 batch, i64 heads, i64 seq, i64 width, int rows) 
 //% endif
   const cuuint64_t sizes[] = {cuuint64_t(width), cuuint64_t(seq), cuuint64_t(heads), ends};
   const cuuint32_t box[] = {kSlabBytes / sizeof(T), cuuint32_t(rows), 1, 1}, ones[] = {1, 1, 1, 1};
-  const auto type = sizeof(T) == 1 ? CU_TENSOR_MAP_DATA_TYPE_UINT8 : CU_TENSOR_MAP_DATA_TYPE_$("BFLOAT16" if kernel.out_dtype == "bf16" else "FLOAT16");
+  auto type = CU_TENSOR_MAP_DATA_TYPE_$("BFLOAT16" if kernel.out_dtype == "bf16" else "FLOAT16");
+//% if kernel.scaled
+  if (sizeof(T) == 1) type = CU_TENSOR_MAP_DATA_TYPE_UINT8;
+//% endif
   CUtensorMap map;
-  if (encode(&map, type, 4, array, sizes, strides, box, ones,
-             CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-             CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE)) {
+  if (encode(&map, type, 4, array, sizes, strides, box, ones, CU_TENSOR_MAP_INTERLEAVE_NONE,
+             CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+             CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE)) {
     std::printf("rows of %lld elements are not multiples of 16 bytes\n", width);
     std::exit(1);
   }

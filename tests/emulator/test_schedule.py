@@ -41,7 +41,10 @@ extern "C" __global__ void list(int* y, int batch, int heads, int queries, int t
 }
 """
 CAUSAL = planner.plan(
-    Problem(seq=1024, causal=True), gpu.load("h200"), "v3", Tile(block_q=128, block_kv=64, warps=8, stages=2)
+    Problem(seq=1024, causal=True),
+    gpu.load("h200"),
+    "v3",
+    Tile(block_q=128, block_kv=64, warps=8, stages=2),
 ).plan
 assert CAUSAL
 
@@ -50,7 +53,7 @@ def listed(blocks: int, batch: int, heads: int, queries: int, together: int) -> 
     """(first query, head, batch) of every block and round."""
     text = render_text(KERNEL, kernel=CAUSAL.kernel)
     y = np.zeros((blocks, ROUNDS, 3), np.int32)
-    numbers = dict(batch=batch, heads=heads, queries=queries, together=together)
+    numbers = {"batch": batch, "heads": heads, "queries": queries, "together": together}
     scalars = {name: np.int32(value).tobytes() for name, value in numbers.items()}
     Program.load(text, "list").launch(
         {"y": y, **scalars}, ["y"], grid=blocks, block=1, smem_bytes=16

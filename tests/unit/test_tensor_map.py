@@ -120,16 +120,18 @@ def test_tma_sees_slabs_of_a_head() -> None:
         "o": (72, 300, 4, 2),
     }
     assert made["k"].strides == (144, 200 * 144, 2 * 200 * 144)
-    assert [made[name].box for name in "qkvo"] == [
-        (64, rows, 1, 1) for rows in (64, 64, 64, 64)
-    ]
+    assert [made[name].box for name in "qkvo"] == [(64, rows, 1, 1) for rows in (64, 64, 64, 64)]
     assert all(one.swizzle == 128 and one.address == 1 << 32 for one in made.values())
 
 
 def test_every_packed_token_ends_a_sequence() -> None:
     """Row ``longest - n + i`` of the sequence that ends at token e is token e - n + i."""
     made = maps(launch(tokens=(500, 390), varlen=True))
-    for name, longest, tokens, heads in (("q", 300, 500, 4), ("v", 200, 390, 2), ("o", 300, 500, 4)):
+    for name, longest, tokens, heads in (
+        ("q", 300, 500, 4),
+        ("v", 200, 390, 2),
+        ("o", 300, 500, 4),
+    ):
         one, token = made[name], heads * 144
         assert one.sizes == (72, longest, heads, tokens + 1)
         assert one.strides == (token, 144, token)
