@@ -400,7 +400,11 @@ class Plan:
         """A consumer's rows of Q and O, a tile's of K and V, or all rows of V transposed, up to the
         next 8 that wgmma takes."""
         rows, keys = WARPGROUP_ROWS, self.kernel.tile.block_kv
-        of_v = {"vt": transposed_rows(self.kernel.head_dim_v)} if self.kernel.transposes else {"v": keys}
+        of_v = (
+            {"vt": transposed_rows(self.kernel.head_dim_v)}
+            if self.kernel.transposes
+            else {"v": keys}
+        )
         return {"q": rows, "k": keys, **of_v, "o": rows}
 
     def _stages(self, problem: Problem, splits: int) -> tuple[Stage, ...]:

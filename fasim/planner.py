@@ -24,7 +24,6 @@ from fasim.model.timeline import Times
 from fasim.model.traffic import Bytes
 from fasim.plan import (
     FORMS,
-    LAZY_DTYPES,
     POINTERS,
     REPEATING_DTYPES,
     V3_DTYPES,

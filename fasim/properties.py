@@ -50,8 +50,8 @@ BIASES = ("usual", "of_heads", "of_batch", "shared", "mask")  # how a dense one 
 BOUNDLESS = 1e7  # a softcap that no score feels
 LARGEST = {"fp32": 3.4e38, "fp16": 65504.0, "bf16": 3.38e38, "e4m3": reference.E4M3_MAX}
 DEPTH = 45.0  # how far "below" 0 scores lie: exp(-45) is nothing beside exp(0)
-# Products of e4m3 by wgmma are summed in 14 bits: all that an instruction adds is cut to 13 fraction
-# bits below the largest. Measured on an H200, sums of 256 products of one sign lose 2.1e-3.
+# Products of e4m3 by wgmma are summed in 14 bits: all that an instruction adds is cut to 13
+# fraction bits below the largest. On an H200 sums of 256 products of one sign lose 2.1e-3.
 E4M3_SUM_UNIT = 2.0**-13
 RISE = 4.0  # by how much "rising" scores grow from one tile of keys to the next
 

@@ -190,7 +190,8 @@ def _places(tiles: Mapping[str, int]) -> list[tuple[str, int, int]]:
 def _v3_tiles(plan: Plan) -> dict[str, int]:
     """Bytes of every tile in shared memory, in their order, and of what lies behind them."""
     kernel, tile = plan.kernel, plan.kernel.tile
-    d, of_o = (SLAB_BYTES * n for n in (slabs(kernel.head_dim, kernel.dtype), slabs(kernel.head_dim_v)))
+    d = SLAB_BYTES * slabs(kernel.head_dim, kernel.dtype)
+    of_o = SLAB_BYTES * slabs(kernel.head_dim_v)  # in 16 bits
     of_v = SLAB_BYTES * v3_value_rows(kernel, tile)
     count, parts = v3_layout(kernel, tile)
     rows = {f"Q, slot {i}": tile.block_q * d for i in range(count)}
@@ -365,7 +366,7 @@ def v3_instructions(kernel: KernelSpec) -> tuple[str, ...]:
 
 
 def value_columns(kernel: KernelSpec) -> tuple[int, ...]:
-    """Columns of V3's products P V: in e4m3 those that have no room beside the others come first."""
+    """Columns of V3's products P V: in e4m3 those without room beside the others come first."""
     if not kernel.transposes:
         return (padded(kernel.head_dim_v),)
     last = last_columns(kernel.head_dim_v)

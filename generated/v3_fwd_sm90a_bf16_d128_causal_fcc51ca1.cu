@@ -48,7 +48,7 @@
 //   567f0171  device/tensor_map.cuh
 //   689d4211  device/turn.cuh
 //   c2706fe3  device/types.cuh
-//   885ec48f  kernels/v3_fwd.cu
+//   346a8737  kernels/v3_fwd.cu
 //   f226075c  parts/constants_v3.cuh
 //   2c9f1fd9  parts/main_arrays.cuh
 //   fc234ae9  parts/main_options.cuh
@@ -92,7 +92,7 @@
 // "fwd", "scale": 0.08838834764831843, "scales": "tensor", "seq": 8192, "seq_kv": 8192, "softcap":
 // 0.0, "varlen": false, "window": [-1, -1]}, "schema": "fasim.plan/1", "slots": 132, "smem_bytes":
 // 230400}
-// ---- the rest of the file has sha256 428a6dd8ca9f56f94284e139815819f7787430e3dae0ae1a6f8e09b85cbe243c
+// ---- the rest of the file has sha256 81a8e78b9b819b229e4e206250d7bdb31c7c0e6858c52d2bb3c705cc6c495b19
 // FlashAttention-3, forward (Shah et al. 2024, algorithms 1 and 2).
 //
 // A block stays on its SM and works on one tile of queries after the other. One warpgroup, the producer,
@@ -1308,7 +1308,6 @@ v3_fwd_sm90a_bf16_d128_causal_fcc51ca1(
     wait(&shared.full_v[at.slot], at.parity);
     start_values(o, p, descriptor_of(shared.v[at.slot]));
   };
-  const auto finish_values = [&] { finish_products<0>(o); };
   int n = 0;
   bool more = begin();
   if (more) {
@@ -1336,7 +1335,7 @@ v3_fwd_sm90a_bf16_d128_causal_fcc51ca1(
     }
     finish_products<1>(s);
     weigh_scores(n + 1, ends);
-    finish_values();
+    finish_products<0>(o);
     if (leads) ptx::mbarrier_arrive(&shared.empty_v[n % kStages]);
     round_weights(p, s);
     if (ends) {
@@ -1348,7 +1347,7 @@ v3_fwd_sm90a_bf16_d128_causal_fcc51ca1(
   if (round > 1) {
     start_values_of(n);
     end();
-    finish_values();
+    finish_products<0>(o);
     store();
   }
   if (leads) ptx::cp_async_bulk_wait_group_read<0>();

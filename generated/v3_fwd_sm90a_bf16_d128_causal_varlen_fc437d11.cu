@@ -52,7 +52,7 @@
 //   689d4211  device/turn.cuh
 //   c2706fe3  device/types.cuh
 //   22b08741  device/varlen.cuh
-//   885ec48f  kernels/v3_fwd.cu
+//   346a8737  kernels/v3_fwd.cu
 //   f226075c  parts/constants_v3.cuh
 //   2c9f1fd9  parts/main_arrays.cuh
 //   fc234ae9  parts/main_options.cuh
@@ -96,7 +96,7 @@
 // "fwd", "scale": 0.08838834764831843, "scales": "tensor", "seq": 4096, "seq_kv": 4096, "softcap":
 // 0.0, "varlen": true, "window": [-1, -1]}, "schema": "fasim.plan/1", "slots": 132, "smem_bytes":
 // 230400}
-// ---- the rest of the file has sha256 fa1f82734156b26f5a097433d97c8b4b643367d1e69f01a35aa25d544a3cc1f4
+// ---- the rest of the file has sha256 e04cb5b164825e4ccf7cb484b718f12c76f82bca23265afc35a3e4e64b5d23be
 // FlashAttention-3, forward (Shah et al. 2024, algorithms 1 and 2).
 //
 // A block stays on its SM and works on one tile of queries after the other. One warpgroup, the producer,
@@ -1347,7 +1347,6 @@ v3_fwd_sm90a_bf16_d128_causal_varlen_fc437d11(
     wait(&shared.full_v[at.slot], at.parity);
     start_values(o, p, descriptor_of(shared.v[at.slot]));
   };
-  const auto finish_values = [&] { finish_products<0>(o); };
   int n = 0;
   bool more = begin();
   if (more) {
@@ -1375,7 +1374,7 @@ v3_fwd_sm90a_bf16_d128_causal_varlen_fc437d11(
     }
     finish_products<1>(s);
     weigh_scores(n + 1, ends);
-    finish_values();
+    finish_products<0>(o);
     if (leads) ptx::mbarrier_arrive(&shared.empty_v[n % kStages]);
     round_weights(p, s);
     if (ends) {
@@ -1387,7 +1386,7 @@ v3_fwd_sm90a_bf16_d128_causal_varlen_fc437d11(
   if (round > 1) {
     start_values_of(n);
     end();
-    finish_values();
+    finish_products<0>(o);
     store();
   }
   if (leads) ptx::cp_async_bulk_wait_group_read<0>();

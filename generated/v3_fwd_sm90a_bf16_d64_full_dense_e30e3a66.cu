@@ -51,7 +51,7 @@
 //   567f0171  device/tensor_map.cuh
 //   689d4211  device/turn.cuh
 //   c2706fe3  device/types.cuh
-//   885ec48f  kernels/v3_fwd.cu
+//   346a8737  kernels/v3_fwd.cu
 //   f226075c  parts/constants_v3.cuh
 //   2c9f1fd9  parts/main_arrays.cuh
 //   fc234ae9  parts/main_options.cuh
@@ -91,7 +91,7 @@
 // "head_dim_v": 64, "heads": 16, "incoherent": false, "kv_heads": 16, "out_dtype": "bf16", "pass":
 // "fwd", "scale": 0.125, "scales": "tensor", "seq": 2048, "seq_kv": 2048, "softcap": 0.0, "varlen":
 // false, "window": [-1, -1]}, "schema": "fasim.plan/1", "slots": 132, "smem_bytes": 115712}
-// ---- the rest of the file has sha256 43c5504421467572ca81f18e153210dcb042ddca43376cd4db25e59728db7186
+// ---- the rest of the file has sha256 c87c1897975fe911ea50f7aaf4a8318f560c9bbfba9bcd64ee2968158e549d1d
 // FlashAttention-3, forward (Shah et al. 2024, algorithms 1 and 2).
 //
 // A block stays on its SM and works on one tile of queries after the other. One warpgroup, the producer,
@@ -1234,7 +1234,6 @@ v3_fwd_sm90a_bf16_d64_full_dense_e30e3a66(
     wait(&shared.full_v[at.slot], at.parity);
     start_values(o, p, descriptor_of(shared.v[at.slot]));
   };
-  const auto finish_values = [&] { finish_products<0>(o); };
   int n = 0;
   bool more = begin();
   if (more) {
@@ -1262,7 +1261,7 @@ v3_fwd_sm90a_bf16_d64_full_dense_e30e3a66(
     }
     finish_products<1>(s);
     weigh_scores(n + 1, ends);
-    finish_values();
+    finish_products<0>(o);
     if (leads) ptx::mbarrier_arrive(&shared.empty_v[n % kStages]);
     round_weights(p, s);
     if (ends) {
@@ -1274,7 +1273,7 @@ v3_fwd_sm90a_bf16_d64_full_dense_e30e3a66(
   if (round > 1) {
     start_values_of(n);
     end();
-    finish_values();
+    finish_products<0>(o);
     store();
   }
   if (leads) ptx::cp_async_bulk_wait_group_read<0>();

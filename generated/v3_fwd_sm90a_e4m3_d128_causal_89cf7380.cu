@@ -49,7 +49,7 @@
 //   56ce5a2e  device/rows.cuh
 //   8060ae93  device/schedule.cuh
 //   8ead001e  device/shared_v3.cuh
-//   710cbed5  device/softmax_in_place_e4m3.cuh
+//   05b238ba  device/softmax_in_place_e4m3.cuh
 //   17509448  device/span.cuh
 //   9400efc5  device/store_tma.cuh
 //   567f0171  device/tensor_map.cuh
@@ -57,7 +57,7 @@
 //   689d4211  device/turn.cuh
 //   c2706fe3  device/types.cuh
 //   8c999b4d  device/weights_e4m3.cuh
-//   885ec48f  kernels/v3_fwd.cu
+//   346a8737  kernels/v3_fwd.cu
 //   f226075c  parts/constants_v3.cuh
 //   2c9f1fd9  parts/main_arrays.cuh
 //   fc234ae9  parts/main_options.cuh
@@ -102,7 +102,7 @@
 // "fwd", "scale": 0.08838834764831843, "scales": "head", "seq": 8192, "seq_kv": 8192, "softcap":
 // 0.0, "varlen": false, "window": [-1, -1]}, "schema": "fasim.plan/1", "slots": 132, "smem_bytes":
 // 134144}
-// ---- the rest of the file has sha256 3cdc72de66d24768e1c9eeffad7bd8491b73d2ed7574c20336104d2708ea9227
+// ---- the rest of the file has sha256 dacdf8e123b1ad6ace582b55b8d20beba41c636e3f0b340b2da9a1ff76320d13
 // FlashAttention-3, forward (Shah et al. 2024, algorithms 1 and 2).
 //
 // A block stays on its SM and works on one tile of queries after the other. One warpgroup, the producer,
@@ -1309,6 +1309,7 @@ __device__ __forceinline__ void lower(Scores& s, Accumulator& o, TileSums& t, Ro
       s[0][kBlockKV / 8 - 1][i] = next;
     }
   }
+  __syncwarp();  // all lanes have read their rows and keys again: a vote would not order that
   add_up(sum, s);
   move_to(row, o, t, max, scale_log2, fresh);
 }
@@ -1603,7 +1604,6 @@ v3_fwd_sm90a_e4m3_d128_causal_89cf7380(
   const auto start_values_of = [&](int n) {
     start_last_values(t, p, descriptor_of(shared.v[n % kStages]));
   };
-  const auto finish_values = [&] { finish_last_values(o, t); };
   int n = 0;
   bool more = begin();
   if (more) {
@@ -1634,7 +1634,7 @@ v3_fwd_sm90a_e4m3_d128_causal_89cf7380(
     }
     finish_products<1>(s);
     weigh_scores(n + 1, ends);
-    finish_values();
+    finish_last_values(o, t);
     if (leads) ptx::mbarrier_arrive(&shared.empty_v[n % kStages]);
     round_weights(p, s);
     if (ends) {
@@ -1648,7 +1648,7 @@ v3_fwd_sm90a_e4m3_d128_causal_89cf7380(
     finish_first_values<0>(o, t);
     start_values_of(n);
     end();
-    finish_values();
+    finish_last_values(o, t);
     store();
   }
   if (leads) ptx::cp_async_bulk_wait_group_read<0>();

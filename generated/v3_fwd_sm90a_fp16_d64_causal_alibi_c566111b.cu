@@ -51,7 +51,7 @@
 //   567f0171  device/tensor_map.cuh
 //   689d4211  device/turn.cuh
 //   c2706fe3  device/types.cuh
-//   885ec48f  kernels/v3_fwd.cu
+//   346a8737  kernels/v3_fwd.cu
 //   f226075c  parts/constants_v3.cuh
 //   2c9f1fd9  parts/main_arrays.cuh
 //   fc234ae9  parts/main_options.cuh
@@ -94,7 +94,7 @@
 // "head_dim_v": 64, "heads": 16, "incoherent": false, "kv_heads": 16, "out_dtype": "fp16", "pass":
 // "fwd", "scale": 0.125, "scales": "tensor", "seq": 4096, "seq_kv": 4096, "softcap": 0.0, "varlen":
 // false, "window": [-1, -1]}, "schema": "fasim.plan/1", "slots": 132, "smem_bytes": 132096}
-// ---- the rest of the file has sha256 cb1302b6aec8dd6f163ee52f4fe9de0a8eaa0289fd460c77f55c25460cd05c67
+// ---- the rest of the file has sha256 80bc516581666be2647843a102110e57461d8bd433338be7c3f9efcd1e36b92c
 // FlashAttention-3, forward (Shah et al. 2024, algorithms 1 and 2).
 //
 // A block stays on its SM and works on one tile of queries after the other. One warpgroup, the producer,
@@ -1339,7 +1339,6 @@ v3_fwd_sm90a_fp16_d64_causal_alibi_c566111b(
     wait(&shared.full_v[at.slot], at.parity);
     start_values(o, p, descriptor_of(shared.v[at.slot]));
   };
-  const auto finish_values = [&] { finish_products<0>(o); };
   int n = 0;
   bool more = begin();
   if (more) {
@@ -1367,7 +1366,7 @@ v3_fwd_sm90a_fp16_d64_causal_alibi_c566111b(
     }
     finish_products<1>(s);
     weigh_scores(n + 1, ends);
-    finish_values();
+    finish_products<0>(o);
     if (leads) ptx::mbarrier_arrive(&shared.empty_v[n % kStages]);
     round_weights(p, s);
     if (ends) {
@@ -1379,7 +1378,7 @@ v3_fwd_sm90a_fp16_d64_causal_alibi_c566111b(
   if (round > 1) {
     start_values_of(n);
     end();
-    finish_values();
+    finish_products<0>(o);
     store();
   }
   if (leads) ptx::cp_async_bulk_wait_group_read<0>();

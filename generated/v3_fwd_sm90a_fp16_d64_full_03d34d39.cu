@@ -48,7 +48,7 @@
 //   567f0171  device/tensor_map.cuh
 //   689d4211  device/turn.cuh
 //   c2706fe3  device/types.cuh
-//   885ec48f  kernels/v3_fwd.cu
+//   346a8737  kernels/v3_fwd.cu
 //   f226075c  parts/constants_v3.cuh
 //   2c9f1fd9  parts/main_arrays.cuh
 //   fc234ae9  parts/main_options.cuh
@@ -91,7 +91,7 @@
 // "head_dim_v": 64, "heads": 32, "incoherent": false, "kv_heads": 32, "out_dtype": "fp16", "pass":
 // "fwd", "scale": 0.125, "scales": "tensor", "seq": 1024, "seq_kv": 1024, "softcap": 0.0, "varlen":
 // false, "window": [-1, -1]}, "schema": "fasim.plan/1", "slots": 132, "smem_bytes": 140288}
-// ---- the rest of the file has sha256 38c1d78d0d7ef1a7d5ac2697ecdc611e30df6bff3ae37385c31372a8cf25e711
+// ---- the rest of the file has sha256 710ecbe3a4aef96ec12ac88fbb878c5e67ff338e5b8bf2072b4dc9baadd0ef66
 // FlashAttention-3, forward (Shah et al. 2024, algorithms 1 and 2).
 //
 // A block stays on its SM and works on one tile of queries after the other. One warpgroup, the producer,
@@ -1299,7 +1299,6 @@ v3_fwd_sm90a_fp16_d64_full_03d34d39(
     wait(&shared.full_v[at.slot], at.parity);
     start_values(o, p, descriptor_of(shared.v[at.slot]));
   };
-  const auto finish_values = [&] { finish_products<0>(o); };
   int n = 0;
   bool more = begin();
   if (more) {
@@ -1327,7 +1326,7 @@ v3_fwd_sm90a_fp16_d64_full_03d34d39(
     }
     finish_products<1>(s);
     weigh_scores(n + 1, ends);
-    finish_values();
+    finish_products<0>(o);
     if (leads) ptx::mbarrier_arrive(&shared.empty_v[n % kStages]);
     round_weights(p, s);
     if (ends) {
@@ -1339,7 +1338,7 @@ v3_fwd_sm90a_fp16_d64_full_03d34d39(
   if (round > 1) {
     start_values_of(n);
     end();
-    finish_values();
+    finish_products<0>(o);
     store();
   }
   if (leads) ptx::cp_async_bulk_wait_group_read<0>();

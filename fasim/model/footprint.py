@@ -19,7 +19,6 @@ from fasim.plan import (
     LAZY_DTYPES,
     WARP,
     last_columns,
-    transposed_shape,
     v3_layouts,
     v3_smem,
 )

@@ -177,7 +177,8 @@ def _with_transposed(problem: Problem, seen: Visits, block_kv: Ints, moved: Byte
     last = (seen.steps * block_kv - seen.keys) // np.maximum(ragged, 1)  # visits of the last tile
     walked = seen.keys + last * (keys - p.seq_kv)
     reads = {"v": laid_out * p.seq_kv * p.head_dim_v, "vt": p.batch * p.heads * rows * walked}
-    return Bytes.by_tensor(moved.reads | reads, {**moved.writes, "vt": laid_out * rows * keys})
+    writes = {"vt": laid_out * rows * keys}
+    return Bytes.by_tensor({**moved.reads, **reads}, {**moved.writes, **writes})
 
 
 def _v2_split(problem: Problem, tiles: Tiles) -> Bytes:

@@ -144,6 +144,7 @@ __device__ __forceinline__ void lower(Scores& s, Accumulator& o, TileSums& t, Ro
       s[0][kBlockKV / 8 - 1][i] = next;
     }
   }
+  __syncwarp();  // all lanes have read their rows and keys again: a vote would not order that
   add_up(sum, s);
   move_to(row, o, t, max, scale_log2, fresh);
 }

@@ -104,6 +104,7 @@ __device__ __forceinline__ void pass_turn(int consumer) {
   ptx::bar_arrive(kTurnBarrier + (consumer + 1) % kConsumers, 256);
 }
 
+//% set finish_values = "finish_last_values" if kernel.scaled else "finish_products<0>"
 // ---- Kernel -------------------------------------------------------------------------------------
 // clang-format off
 extern "C" __global__ void __launch_bounds__(kThreads, 1)
@@ -300,14 +301,12 @@ $(parameters(kernel))) {
   const auto start_values_of = [&](int n) {
     start_last_values(t, p, descriptor_of(shared.v[n % kStages]));
   };
-  const auto finish_values = [&] { finish_last_values(o, t); };
 //% else
   const auto start_values_of = [&](int n) {
     const Turn at = turn<kStages>(n);
     wait(&shared.full_v[at.slot], at.parity);
     start_values(o, p, descriptor_of(shared.v[at.slot]));
   };
-  const auto finish_values = [&] { finish_products<0>(o); };
 //% endif
 
   int n = 0;
@@ -346,7 +345,7 @@ $(parameters(kernel))) {
     }
     finish_products<1>(s);
     weigh_scores(n + 1, ends);
-    finish_values();
+    $(finish_values)(o$(", t" if kernel.scaled));
     if (leads) ptx::mbarrier_arrive(&shared.empty_v[n % kStages]);
     round_weights(p, s);
     if (ends) {
@@ -362,7 +361,7 @@ $(parameters(kernel))) {
 //% endif
     start_values_of(n);
     end();
-    finish_values();
+    $(finish_values)(o$(", t" if kernel.scaled));
     store();
   }
   if (leads) ptx::cp_async_bulk_wait_group_read<0>();

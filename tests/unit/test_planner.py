@@ -41,11 +41,11 @@ FA3 = [
     ("bf16", 192, 128, 128, 128, ""),
     ("bf16", 192, 192, 128, 112, "shared memory 233.0 KiB exceeds 227.0 KiB"),
     ("bf16", 256, 256, 128, 80, "shared memory 241.0 KiB exceeds 227.0 KiB"),
-    ("e4m3", 64, 64, 192, 160, "registers 164 per thread exceed 160"),
-    ("e4m3", 96, 96, 192, 128, ""),
-    ("e4m3", 128, 128, 128, 224, ""),
-    ("e4m3", 192, 192, 128, 160, ""),
-    ("e4m3", 256, 256, 128, 128, ""),
+    ("e4m3", 64, 64, 192, 160, "block_kv 160 is not whole slabs of 128 keys of V"),
+    ("e4m3", 96, 96, 192, 128, "registers 182 per thread exceed 160"),
+    ("e4m3", 128, 128, 128, 224, "block_kv 224 is not whole slabs of 128 keys of V"),
+    ("e4m3", 192, 192, 128, 160, "block_kv 160 is not whole slabs of 128 keys of V"),
+    ("e4m3", 256, 256, 128, 128, "registers 342 per thread exceed 240"),
 ]
 WITHIN = 1.05  # of the best prediction
 
@@ -95,7 +95,15 @@ def test_v3_is_generated_with_every_option(options):
     [
         ({"head_dim": 33}, "TMA takes rows of whole 16 bytes, not of 66"),
         ({"head_dim_v": 100}, "TMA takes rows of whole 16 bytes, not of 200"),
-        ({"dtype": "e4m3"}, "v3 with e4m3 is planned, not generated yet"),
+        ({"dtype": "e4m3", "head_dim": 72}, "TMA takes rows of whole 16 bytes, not of 72"),
+        (
+            {"dtype": "e4m3", "out_dtype": "fp32"},
+            "v3 with fp32 output is planned, not generated yet",
+        ),
+        (
+            {"dtype": "e4m3", "varlen": True},
+            "v3 with packed e4m3 sequences is planned, not generated yet",
+        ),
         ({"varlen": True, "bias": "dense"}, "a dense bias of packed sequences has no layout yet"),
     ],
 )
