@@ -6,6 +6,7 @@ Shared memory is exact. Registers are a bound from above, to be held against the
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -19,6 +20,7 @@ from fasim.plan import (
     LAZY_DTYPES,
     WARP,
     last_columns,
+    transposed_shape,
     v3_layouts,
     v3_smem,
 )
@@ -464,6 +466,8 @@ def _flash_hbm(problem: Problem, algo: str, pass_: str) -> HbmBytes:
     """O and LSE are all that a backward pass needs besides its inputs."""
     t = Tensors.of(problem)
     forward = _v1_workspace(problem) if algo == "v1" else 0
+    if (algo, problem.dtype) == ("v3", "e4m3"):
+        forward = math.prod(transposed_shape(problem))
     if pass_ == "fwd":
         return HbmBytes(inputs=t.q + t.kv + t.bias, outputs=t.o + t.lse, workspace=forward)
     backward = _dq_workspace(problem, algo)

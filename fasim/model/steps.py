@@ -14,7 +14,7 @@ import numpy as np
 
 from fasim.model.silicon import Rates
 from fasim.model.tiles import Reals, Tiles, padded
-from fasim.plan import LAZY_DTYPES, QUERY_STEP
+from fasim.plan import LAZY_DTYPES, QUERY_STEP, transposed_rows
 from fasim.problem import Problem
 
 # Instructions an element of S costs besides its exponential: max, fused multiply-add, add, half a
@@ -168,11 +168,16 @@ def _v1_fwd(shape: _Shape, rates: Rates) -> Step:
 
 def _wgmma_fwd(shape: _Shape, rates: Rates) -> Step:
     """Every warpgroup reads K and V from shared memory, and its rows of Q. What shows of the
-    softmax are its exponentials: the rest of it is lean."""
+    softmax are its exponentials: the rest of it is lean; in e4m3 also conversions and the addition
+    of a tile's sums to O."""
     smem = shape.groups * shape.kv_bytes + shape.q_bytes + shape.kv_bytes
+    columns, softmax = shape.dv, shape.mufu * shape.scores / rates.mufu
+    if shape.dtype == "e4m3":
+        columns = transposed_rows(shape.dv)
+        softmax = softmax * E4M3_SOFTMAX + shape.m * columns / rates.lanes
     return Step(
-        tensor=2 * shape.scores * (shape.d + shape.dv) / rates.matmul_flops,
-        softmax=shape.mufu * shape.scores / rates.mufu,
+        tensor=2 * shape.scores * (shape.d + columns) / rates.matmul_flops,
+        softmax=softmax,
         smem=smem / rates.smem_bytes,
         l2=shape.kv_bytes / rates.l2_bytes,
         fill_bytes=shape.kv_bytes,

@@ -139,14 +139,19 @@ class _Flash:
         return np.asarray(self.dram.total / self.speed.hbm_bytes_s)
 
     def _launches(self) -> int:
-        """A backward prepares D before its main kernel; V2 and V3 round dQ after it."""
+        """A backward prepares D before its main kernel; V2 and V3 round dQ after it. V3 lays out V
+        before, in e4m3."""
         backward = 2 if self.algo == "v1" else 3
-        return backward if self.pass_ == "bwd" else 1
+        return backward if self.pass_ == "bwd" else 1 + self._transposes()
+
+    def _transposes(self) -> bool:
+        return (self.algo, self.problem.dtype) == ("v3", "e4m3")
 
     def _aside_s(self) -> float:
         """Seconds of what stands before and after the main kernel, bound by HBM."""
         if self.pass_ == "fwd":
-            return 0.0
+            moved = traffic.laid_out(self.problem).total if self._transposes() else 0
+            return float(moved / self.speed.hbm_bytes_s)
         t = Tensors.of(self.problem)
         rounding = t.q + 2 * _fp32_q(self.problem) if self.algo != "v1" else 0
         return (2 * t.o + rounding) / self.speed.hbm_bytes_s

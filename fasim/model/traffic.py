@@ -7,6 +7,7 @@ after the L2 cache has served what it still holds.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -172,13 +173,20 @@ def _v2_fwd(problem: Problem, seen: Visits, block_q: Ints) -> Bytes:
 def _with_transposed(problem: Problem, seen: Visits, block_kv: Ints, moved: Bytes) -> Bytes:
     """V3 in e4m3: a kernel before lays out V anew, of which whole slabs of keys are read."""
     p, (_, _, rows, keys) = problem, transposed_shape(problem)
-    laid_out = p.batch * p.kv_heads * (seen.q_tiles > 0)
     ragged = seen.kv_tiles * block_kv - p.seq_kv
     last = (seen.steps * block_kv - seen.keys) // np.maximum(ragged, 1)  # visits of the last tile
     walked = seen.keys + last * (keys - p.seq_kv)
-    reads = {"v": laid_out * p.seq_kv * p.head_dim_v, "vt": p.batch * p.heads * rows * walked}
-    writes = {"vt": laid_out * rows * keys}
+    before, any_query = laid_out(p), seen.q_tiles > 0
+    reads = {"v": before.read * any_query, "vt": p.batch * p.heads * rows * walked}
+    writes = {"vt": before.write * any_query}
     return Bytes.by_tensor({**moved.reads, **reads}, {**moved.writes, **writes})
+
+
+def laid_out(problem: Problem) -> Bytes:
+    """What the kernel that lays out V anew moves."""
+    heads = problem.batch * problem.kv_heads
+    read = heads * problem.seq_kv * problem.head_dim_v
+    return Bytes(read, math.prod(transposed_shape(problem)))
 
 
 def _v2_split(problem: Problem, tiles: Tiles) -> Bytes:
@@ -341,7 +349,11 @@ def dram(
     if algo == "v1":
         return _v1_dram(problem, gpu, pass_, asked, resident)
     abreast = min(ABREAST, problem.batch * problem.kv_heads) if algo == "v2_ordered" else 1
-    return _walk_dram(problem, gpu, pass_, tiles, asked, resident, abreast)
+    walked = _walk_dram(problem, gpu, pass_, tiles, asked, resident, abreast)
+    if (algo, problem.dtype) != ("v3", "e4m3"):
+        return walked
+    before = laid_out(problem)
+    return Bytes(np.minimum(walked.read + before.read, asked.read), walked.write + before.write)
 
 
 def _standard_dram(problem: Problem, gpu: Gpu, pass_: str, asked: Bytes) -> Bytes:

@@ -1,5 +1,6 @@
-"""Bugs of V3 in e4m3, planted in the text of the kernel: the order of V's keys, the sums of a tile, scale
-factors, weights that outgrow their type. Each is found by a property or a rule of the emulator."""
+"""Bugs of V3 in e4m3, planted in the text of the kernel: the order of V's keys, the sums of a tile,
+scale factors, weights that outgrow their type. Each is found by a property or a rule of the
+emulator."""
 
 from __future__ import annotations
 
