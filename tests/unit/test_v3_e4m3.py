@@ -1,0 +1,104 @@
+"""V3 in e4m3: a plan with two kernels, and what the model says of them, counted by hand."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fasim import gpu, planner
+from fasim.errors import UsageError
+from fasim.model import flops, footprint, traffic
+from fasim.model.tiles import Tiles
+from fasim.plan import Plan, Tile
+from fasim.problem import Problem
+from fasim.render import render
+
+TILE = Tile(block_q=128, block_kv=128, warps=8, stages=2)
+
+
+def problem(**options: Any) -> Problem:
+    shape = {"batch": 2, "heads": 6, "kv_heads": 3, "seq": 300, "seq_kv": 200, "head_dim": 96}
+    return Problem(dtype="e4m3", scales="head", **{**shape, **options})
+
+
+def plan_of(wanted: Problem) -> Plan:
+    plan = planner.plan(wanted, gpu.load("h200"), "v3", tile=TILE).plan
+    assert plan
+    return plan
+
+
+def test_v_is_laid_out_by_a_kernel_of_its_own() -> None:
+    launch = plan_of(problem(head_dim_v=80)).launch_for()
+    before, main = launch.stages
+    keys, rows = 256, 96 + 1  # whole slabs; whole steps, and a row of ones
+    assert launch.workspaces == {"vt": ((2, 3, rows, keys), "e4m3")}
+    assert before.grid == -(-2 * 3 * keys // 32 * (96 // 4 + 1) // 128)
+    assert (before.entry, before.block) == (f"{main.entry}_transpose", 128)
+    assert launch.boxes == {"q": 64, "k": 128, "vt": 96 + 8, "o": 64}
+    assert "v_strides" in launch.scalars
+
+
+@pytest.mark.parametrize(("seq", "seq_kv"), [(0, 200), (300, 0)])
+def test_lengths_of_nothing(seq: int, seq_kv: int) -> None:
+    launch = plan_of(problem()).launch_for(problem(seq=seq, seq_kv=seq_kv))
+    assert (launch.stages[0].grid > 0) == (seq > 0)
+    assert launch.workspaces["vt"][0][3] == max(128, -(-seq_kv // 128) * 128)
+
+
+def test_bytes_by_hand() -> None:
+    wanted, tiles = problem(causal=True), Tiles.of([TILE])
+    asked = traffic.issued(wanted, "v3", "fwd", tiles).at(0)
+    keys_of = [min(200, max(0, min(first + 128, 300) - 100)) for first in (0, 128, 256)]
+    slabs = sum(-(-keys // 128) for keys in keys_of)
+    assert asked.reads["v"] == 2 * 3 * 200 * 96
+    assert asked.writes["vt"] == 2 * 3 * 97 * 256
+    assert asked.reads["vt"] == 2 * 6 * slabs * 97 * 128
+    assert asked.reads["k_scale"] == 4 * 2 * 6 * 3
+    assert footprint.hbm(wanted, "v3", "fwd").workspace == 2 * 3 * 97 * 256
+
+
+def test_work_counts_the_column_of_ones() -> None:
+    wanted = problem(seq=128, seq_kv=128)
+    done = flops.executed(wanted, "v3", "fwd", Tiles.of([TILE]))[0]
+    assert done == 2 * 6 * 2 * 128 * 128 * (96 + 96 + 8)
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "head_dim_v", "sums"),
+    [(64, 64, 72), (128, 128, 72), (128, 96, 40), (256, 32, 40), (64, 256, 200)],
+)
+def test_registers_by_hand(head_dim: int, head_dim_v: int, sums: int) -> None:
+    """S, P, O with the sums of weights, and the sums of a tile that are not done before."""
+    wanted = problem(head_dim=head_dim, head_dim_v=head_dim_v)
+    used = footprint.registers(wanted, "v3", "fwd", Tiles.of([TILE]))[0]
+    assert used == 64 + 16 + head_dim_v // 2 + 2 + sums // 2 + footprint.V3_BASE
+
+
+def test_shared_memory_by_hand() -> None:
+    used = footprint.smem_bytes(
+        problem(head_dim=192, head_dim_v=128), "v3", "fwd", Tiles.of([TILE])
+    )
+    q, o, k, v = 2 * 128 * 256, 128 * 256, 2 * 128 * 256, 2 * 136 * 128
+    assert used[0] == q + o + k + v + 1024
+
+
+def test_keys_come_in_whole_slabs() -> None:
+    data = plan_of(problem()).to_json()
+    data["kernel"]["tile"]["block_kv"] = 96
+    with pytest.raises(UsageError, match="makes no sense") as refused:
+        Plan.from_json(data)
+    assert refused.value.why == "block_kv 96 is not whole slabs of 128 keys of V"
+
+
+def test_the_order_of_keys_is_that_of_the_weights() -> None:
+    """Of 16 columns a thread scores 2t, 2t + 1, 2t + 8 and 2t + 9, four bytes of a register, so
+    places 4t to 4t + 3 of V transposed: the expression in the kernel, read as Python."""
+    source = render(plan_of(problem())).source
+    (line,) = (x for x in source.splitlines() if "const i64 key = first_key +" in x)
+    text = line.split("first_key +")[1].rstrip(";").replace("/", "//")
+    got = [eval(text, {"i": i, "j": j}) for i, j in itertools.product(range(8), range(4))]
+    columns = [[2 * t, 2 * t + 1, 2 * t + 8, 2 * t + 9] for t in range(4)]
+    assert got == [16 * half + key for half in range(2) for key in np.ravel(columns)]
