@@ -22,6 +22,7 @@ from fasim.plan import (
     LEAST_QUERY_STEP,
     LOADER_THREADS,
     QUERY_STEP,
+    SCALE_BLOCK,
     SLAB_BYTES,
     WARPGROUP,
     WARPGROUP_ROWS,
@@ -242,6 +243,17 @@ def _whole_slabs() -> Rule:
     )
 
 
+def _scaled_blocks() -> Rule:
+    """Where blocks have scale factors of their own a tile has one."""
+    return Rule(
+        lambda c: (
+            (np.maximum(c.tiles.block_q, c.tiles.block_kv) == SCALE_BLOCK)
+            | np.full(len(c), c.problem.scales != "block")
+        ),
+        lambda c, i: f"{c.tiles.tile(i)} is not one block of {SCALE_BLOCK} rows with one scale factor",
+    )
+
+
 def _one_step() -> Rule:
     """Only V1 keeps more keys in shared memory than it scores at once."""
     return Rule(
@@ -391,7 +403,7 @@ RULES: dict[tuple[str, str], tuple[Rule, ...]] = {
         *(_whole_packed_rows(), _shared_keys(), _fp32_columns(), _parts_fit()),
         *_LIMITS,
     ),
-    ("v3", "fwd"): (*_V3, _whole_warpgroup_rows(), _whole_slabs(), *_LIMITS),
+    ("v3", "fwd"): (*_V3, _whole_warpgroup_rows(), _whole_slabs(), _scaled_blocks(), *_LIMITS),
     ("v1", "bwd"): (*_OWNED, _one_stage(), _own_keys(), *_LIMITS),
     **{(name, "bwd"): (*_KEYS, *_LIMITS) for name in ("v2", *(f"v2_{form}" for form in FORMS))},
     ("v3", "bwd"): (*_V3, *_LIMITS),

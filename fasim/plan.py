@@ -52,6 +52,7 @@ LONGEST = {"q": "longest_q", "k": "longest_k", "v": "longest_k", "o": "longest_q
 # What V3 moves by TMA, which takes a map of each tensor; in e4m3 V transposed, by a kernel before.
 MAPPED = {"v3": ("q", "k", "v", "o"), "v3_e4m3": ("q", "k", "vt", "o")}
 STRIDED = {"fwd": ("q", "k", "v", "o"), "bwd": ("q", "k", "v", "o", "do")}
+SCALE_BLOCK = 128  # rows that share a scale factor where blocks have their own
 SCALE_INPUTS = ("q_scale", "k_scale", "v_scale")  # of e4m3: real values are stored * scale
 # Read by those with the option.
 OPTION_INPUTS = ("slopes", "bias", "cu_seqlens_q", "cu_seqlens_k", *SCALE_INPUTS)
@@ -65,7 +66,7 @@ MADE: dict[str, tuple[str | bool, ...]] = {
     "softcap": (False, True),
     "bias": ("none", "alibi", "dense", "dense_fp32"),
     "pack_gqa": (False, True),
-    "scales": ("none", "tensor", "head"),
+    "scales": ("none", "tensor", "head", "block"),
     "varlen": (False, True),
     "deterministic": (False, True),
     "splits": (False, True),
@@ -650,6 +651,8 @@ class Plan:
             yield "only plain attention has split keys: no window, softcap, bias or varlen"
         if kernel.scaled != (kernel.dtype == "e4m3"):
             yield f"scales {kernel.scales!r} in {kernel.dtype}: e4m3 has them, and nothing else"
+        if kernel.scales == "block" and not kernel.transposes:
+            yield f"no template makes {kernel.variant} with scale factors of blocks"
         if kernel.dtype == "e4m3" and (kernel.variant, kernel.pass_) not in E4M3_VARIANTS:
             yield f"no template makes the {kernel.variant} {kernel.pass_} kernel in e4m3"
         if kernel.dtype == "e4m3" and kernel.bias == "dense":
@@ -707,6 +710,8 @@ def _nonsense_v3(kernel: KernelSpec) -> Iterator[str]:
         yield why
     if kernel.transposes and (kernel.varlen or kernel.bias_dtype):
         yield "no template makes V3 in e4m3 with a dense bias or packed sequences"
+    if kernel.scales == "block" and (kernel.tile.block_q, kernel.tile.block_kv) != (128, 128):
+        yield f"tile {kernel.tile} is not one block of {SCALE_BLOCK} rows, with one scale factor"
     if kernel.transposes and kernel.tile.block_kv % SLAB_BYTES:
         yield f"block_kv {kernel.tile.block_kv} is not whole slabs of {SLAB_BYTES} keys of V"
 
@@ -778,8 +783,11 @@ def tensor_shapes(problem: Problem) -> dict[str, tuple[int, ...]]:
 
 
 def scale_shapes(problem: Problem) -> dict[str, tuple[int, ...]]:
-    """Shapes of the scale factors of q, k and v: one for all, or one a head."""
+    """Shapes of the scale factors of q, k and v: one for all, one a head, or one a block of rows."""
     p = problem
+    if p.scales == "block":
+        shapes = zip(SCALE_INPUTS, tensor_shapes(p).values(), strict=False)
+        return {name: (*x[:2], math.ceil(x[2] / SCALE_BLOCK)) for name, x in shapes}
     heads = dict(zip(SCALE_INPUTS, (p.heads, p.kv_heads, p.kv_heads), strict=True))
     return {name: (1,) if p.scales == "tensor" else (p.batch, n) for name, n in heads.items()}
 

@@ -81,7 +81,7 @@ def missing(problem: Problem, gpu: Gpu, algo: str, pass_: str) -> str:
         ),
         (pass_ == "train", "a backward and a forward kernel are two files"),
         (pass_ == "bwd" and _beyond_plain(problem, algo) != "", _beyond_plain(problem, algo)),
-        (problem.dtype == "e4m3" and _e4m3(problem) != "", _e4m3(problem)),
+        (problem.dtype == "e4m3" and _e4m3(problem, algo) != "", _e4m3(problem, algo)),
         (gpu.compute_capability < MIN_CAPABILITY, _too_old(gpu, capability)),
         (
             pass_ == "bwd" and gpu.compute_capability < MIN_CAPABILITY_BACKWARD,
@@ -124,10 +124,10 @@ def _beyond_plain(problem: Problem, algo: str) -> str:
     return names and f"a {kind} backward kernel with {names} is planned, not generated yet"
 
 
-def _e4m3(problem: Problem) -> str:
+def _e4m3(problem: Problem, algo: str) -> str:
     """Why no e4m3 kernel is generated for the problem; empty if nothing of it stops that."""
     rules = (
-        (problem.scales == "block", "scale factors of blocks are planned, not generated yet"),
+        (problem.scales == "block" and algo != "v3", "only V3 has scale factors of blocks"),
         (problem.incoherent, "incoherent processing is planned, not generated yet"),
         (problem.bias == "dense", "a dense bias in e4m3 is too coarse: --bias dense_fp32 is exact"),
     )

@@ -24,7 +24,7 @@ from fasim.emulator import trace
 from fasim.errors import CheckFailed, FasimError, UsageError
 from fasim.model import flops, traffic
 from fasim.model.tiles import Tiles
-from fasim.plan import MAPPED, POINTERS, KernelSpec, Launch, Plan, Tile, tensor_shapes
+from fasim.plan import MAPPED, POINTERS, SCALE_BLOCK, KernelSpec, Launch, Plan, Tile, tensor_shapes
 from fasim.problem import DTYPE_BYTES, Problem
 from fasim.reference import DTYPES, UNIT_ROUNDOFF, Options
 from fasim.render import Kernel
@@ -146,6 +146,9 @@ class Case:
 def quantised(made: Mapping[str, Array], scales: str) -> dict[str, Array]:
     """q, k and v in e4m3, and their scale factors in the shapes that a kernel takes."""
     found = {name: reference.quantise(x, scales) for name, x in made.items()}
+    if scales == "block":
+        factors = {f"{name}_scale": x.scales[..., 0] for name, x in found.items()}
+        return {**{name: x.stored for name, x in found.items()}, **factors}
     factors = {f"{name}_scale": x.scales[..., 0, 0] for name, x in found.items()}
     if scales == "tensor":
         factors = {name: x.ravel() for name, x in factors.items()}
@@ -157,9 +160,16 @@ def real(arrays: Mapping[str, Array]) -> dict[str, Array]:
     values = dict(arrays)
     for name in ("q", "k", "v"):
         if (scale := values.pop(f"{name}_scale", None)) is not None:
-            factor = scale.astype(np.float64).reshape(*scale.shape, 1, 1)
-            values[name] = arrays[name].astype(np.float64) * factor
+            values[name] = arrays[name].astype(np.float64) * _per_row(scale, arrays[name].shape[2])
     return values
+
+
+def _per_row(scale: Array, rows: int) -> Array:
+    """Scale factors of a tensor, of heads or of blocks, in a shape that q, k or v multiply with."""
+    factors = scale.astype(np.float64)
+    if scale.ndim < 3:
+        return factors.reshape(*scale.shape, 1, 1)
+    return np.repeat(factors, SCALE_BLOCK, axis=2)[:, :, :rows, None]
 
 
 def after_forward(arrays: Mapping[str, Array], problem: Problem) -> dict[str, Array]:
@@ -793,16 +803,27 @@ def permuting_keys_changes_nothing(trial: Trial) -> float:
     """Keys and values in another order give the same result, up to rounding."""
     if trial.problem.seq_kv < 2:
         raise Unsuitable
-    order = trial.case.rng().permutation(trial.problem.seq_kv)
+    order = _shuffled(trial)
     arrays = trial.arrays
     shuffled = {name: arrays[name][:, :, order] for name in ("k", "v")}
     got = trial.run({**arrays, **shuffled})
     return _agree(trial, got, trial.outputs)
 
 
+def _shuffled(trial: Trial) -> Array:
+    """An order of the keys; where blocks of them share a scale factor they stay in their blocks."""
+    keys, rng = np.arange(trial.problem.seq_kv), trial.case.rng()
+    if trial.kernel.plan.kernel.scales != "block":
+        return rng.permutation(keys)
+    starts = range(SCALE_BLOCK, len(keys), SCALE_BLOCK)
+    return np.concatenate([rng.permutation(block) for block in np.split(keys, starts)])
+
+
 def splitting_keys_and_merging_by_lse_gives_the_whole(trial: Trial) -> float:
     """Two parts of the keys, weighted by exp(lse), add up to attention over all of them."""
     if trial.problem.seq_kv < 2 or trial.case.values == "huge":  # fp32 cannot hold such an lse
+        raise Unsuitable
+    if trial.kernel.plan.kernel.scales == "block":  # a part would begin inside a block
         raise Unsuitable
     cut = int(trial.case.rng().integers(1, trial.problem.seq_kv))
     parts = [_part(trial, slice(0, cut)), _part(trial, slice(cut, trial.problem.seq_kv))]
@@ -832,6 +853,9 @@ def later_keys_change_nothing(trial: Trial) -> float:
     keys = max(0, seq_kv - seq + rows)
     lengths = {"q": rows, "k": keys, "v": keys}
     fewer = {name: trial.arrays[name][:, :, :n] for name, n in lengths.items()}
+    if trial.kernel.plan.kernel.scales == "block":
+        blocks = {f"{name}_scale": -(-n // SCALE_BLOCK) for name, n in lengths.items()}
+        fewer |= {name: trial.arrays[name][:, :, :n] for name, n in blocks.items()}
     got = trial.run({**trial.arrays, **fewer}, seq=rows, seq_kv=keys)
     return _agree(trial, got, {name: x[:, :, :rows] for name, x in trial.outputs.items()}, rows)
 
@@ -982,7 +1006,8 @@ def _same_traffic(trial: Trial, queries: Array, keys: Array) -> None:
     if not isinstance(trial.runner, Counting):
         return
     spec, executed = trial.kernel.plan.kernel, trial.runner.last
-    for name in (*MAPPED, *POINTERS[spec.variant, spec.pass_]):
+    mapped = MAPPED.get(spec.parameters, ("q", "k", "v", "o"))
+    for name in (*mapped, *POINTERS[spec.parameters, spec.pass_]):
         want = 0
         for seq, seq_kv in zip(queries.tolist(), keys.tolist(), strict=True):
             alone = trial.changed(batch=1, seq=seq, seq_kv=seq_kv)

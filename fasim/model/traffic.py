@@ -111,6 +111,8 @@ def _option_reads(problem: Problem, algo: str, tiles: Tiles) -> dict[str, Any]:
     if p.dtype == "e4m3":
         readers = heads * seen.q_tiles if algo == "v3" else threads
         reads |= dict.fromkeys(SCALE_INPUTS, 4 * readers)
+    if p.scales == "block":
+        reads |= dict.fromkeys(SCALE_INPUTS[1:], 4 * heads * seen.steps)
     return reads
 
 

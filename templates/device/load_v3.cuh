@@ -28,11 +28,27 @@ struct Loader {  // its thread's view of the rings of K and V
   Shared& shared;
   const TensorMap* k_map;
   const TensorMap* v_map;
+//% if kernel.scales == "block"
+  const float* k_scale;
+  const float* v_scale;
+  int kv_heads, tiles;
+//% endif
   int count_k = 0, count_v = 0;
+//% if kernel.scales == "block"
+
+  // The scale factor of a tile of keys; beyond the last there is none.
+  __device__ __forceinline__ float factor_of(const float* scales, int tile, int head,
+                                             const Place& keys) const {
+    return tile < tiles ? scales[(i64(keys.batch) * kv_heads + head) * tiles + tile] : 1.f;
+  }
+//% endif
 
   __device__ __forceinline__ void load_k(int tile, int head, const Place& keys) {
     const Turn at = turn<kStages>(count_k++);
     wait(&shared.empty_k[at.slot], at.parity ^ 1);  // passes at once the first time round
+//% if kernel.scales == "block"
+    shared.key_factors[at.slot] = factor_of(k_scale, tile, head, keys);
+//% endif
     ptx::mbarrier_arrive_expect_tx(&shared.full_k[at.slot], sizeof(shared.k[0]));
     load_slabs(shared.k[at.slot], k_map, &shared.full_k[at.slot], keys.row + tile * kBlockKV, head,
                keys.batch);
@@ -41,6 +57,9 @@ struct Loader {  // its thread's view of the rings of K and V
   __device__ __forceinline__ void load_v(int tile, int head, const Place& keys) {
     const Turn at = turn<kStages>(count_v++);
     wait(&shared.empty_v[at.slot], at.parity ^ 1);
+//% if kernel.scales == "block"
+    shared.value_factors[at.slot] = factor_of(v_scale, tile, head, keys);
+//% endif
     ptx::mbarrier_arrive_expect_tx(&shared.full_v[at.slot], sizeof(shared.v[0]));
 //% if kernel.scaled
     load_slabs(shared.v[at.slot], v_map, &shared.full_v[at.slot], 0, head, keys.batch,

@@ -58,11 +58,24 @@ __device__ __forceinline__ void start_columns(TileSums& t, const Weights& p, u64
   ptx::wgmma_commit_group();
 }
 
+//% if kernel.scales == "block"
+// V's scale factor is that of the tile; the ones have none.
+template <int kColumn, int kColumns>
+__device__ __forceinline__ void add_columns(Accumulator& o, const TileSums& t, float value_factor) {
+#pragma unroll
+  for (int i = 0; i < kColumns / 2; ++i) {
+    float& sum = o[0][kColumn / 8 + i / 4][i % 4];
+    const float factor = kColumn + i / 4 * 8 < kDV ? value_factor : 1.f;
+    sum = fmaf(t[0][i / 4][i % 4], factor, sum);
+  }
+}
+//% else
 template <int kColumn, int kColumns>
 __device__ __forceinline__ void add_columns(Accumulator& o, const TileSums& t) {
 #pragma unroll
   for (int i = 0; i < kColumns / 2; ++i) o[0][kColumn / 8 + i / 4][i % 4] += t[0][i / 4][i % 4];
 }
+//% endif
 
 __device__ __forceinline__ void start_first_values(TileSums& t, const Weights& p, u64 v) {
   if constexpr (kFirstColumns > 0) start_columns<0, kFirstColumns>(t, p, v);
@@ -90,17 +103,19 @@ __device__ __forceinline__ void finish_products(float (&result)[1][kTiles][4]) {
   ptx::wgmma_fence_registers(flat(result));
 }
 //% if kernel.scaled
+//% set parameter = ", float value_factor" if kernel.scales == "block" else ""
+//% set argument = ", value_factor" if kernel.scales == "block" else ""
 
 // The same of the first values, where kLeft products were started after them.
 template <int kLeft>
-__device__ __forceinline__ void finish_first_values(Accumulator& o, TileSums& t) {
+__device__ __forceinline__ void finish_first_values(Accumulator& o, TileSums& t$(parameter)) {
   if constexpr (kFirstColumns == 0) return;
   finish_products<kLeft>(t);
-  add_columns<0, kFirstColumns>(o, t);
+  add_columns<0, kFirstColumns>(o, t$(argument));
 }
 
-__device__ __forceinline__ void finish_last_values(Accumulator& o, TileSums& t) {
+__device__ __forceinline__ void finish_last_values(Accumulator& o, TileSums& t$(parameter)) {
   finish_products<0>(t);
-  add_columns<kFirstColumns, kLastColumns>(o, t);
+  add_columns<kFirstColumns, kLastColumns>(o, t$(argument));
 }
 //% endif

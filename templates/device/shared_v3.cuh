@@ -14,6 +14,8 @@ struct Work {  // a tile of queries, of one head; first_query < 0: there is no m
 //% endif
 //% if kernel.scaled
   float score_factor;  // makes real numbers of Q K^T, softmax's scale included
+//% endif
+//% if kernel.scales in ("tensor", "head")
   float value_factor;  // and of V
 //% endif
 };
@@ -32,7 +34,9 @@ struct Shared {
   u64 full_q[kQStages], empty_q[kQStages];  // barriers: a tile has arrived, all are done with it
   u64 full_k[kStages], empty_k[kStages];
   u64 full_v[kStages], empty_v[kStages];
-//% if not kernel.scaled
+//% if kernel.scales == "block"
+  float key_factors[kStages], value_factors[kStages];  // of the tiles of K and V: their scales
+//% elif not kernel.scaled
   float inverse[kBlockQ];  // 1 / l of each row, from the end of its softmax to that of its products
 //% endif
   Work works[kWorks];

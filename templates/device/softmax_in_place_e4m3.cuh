@@ -83,6 +83,15 @@ __device__ __forceinline__ void settle(Scores& s, Accumulator& o, TileSums& t, R
   }
 }
 
+//% if kernel.scales == "block"
+// Scores in units of the tile's scale factor become those that all tiles share.
+template <int kTiles>
+__device__ __forceinline__ void multiply(float (&s)[1][kTiles][4], float factor) {
+#pragma unroll
+  for (int i = 0; i < 4 * kTiles; ++i) s[0][i / 4][i % 4] *= factor;
+}
+
+//% endif
 // Scores become weights, exp2(s scale - shift).
 __device__ __forceinline__ void exponentials(Scores& s, const float (&shift)[2], float scale_log2) {
 #pragma unroll

@@ -38,7 +38,7 @@ __device__ __forceinline__ void store_output(Shared& shared, const Accumulator& 
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const float sum = __shfl_sync(~0u, o[0][kDV / 8][2 * half], lane / 4 * 4);
-    inverse[half] = sum == 0.f ? 0.f : work.value_factor / sum;
+    inverse[half] = sum == 0.f ? 0.f : $("1.f" if kernel.scales == "block" else "work.value_factor") / sum;
   }
 //% else
   const int first_row = thread / 32 * kWarpRows + lane / 4;

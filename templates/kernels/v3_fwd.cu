@@ -104,7 +104,7 @@ __device__ __forceinline__ void pass_turn(int consumer) {
   ptx::bar_arrive(kTurnBarrier + (consumer + 1) % kConsumers, 256);
 }
 
-//% set finish_values = "finish_last_values" if kernel.scaled else "finish_products<0>"
+//% set finish_values = {"none": "finish_products<0>(o)", "block": "finish_last_values(o, t, value_factor)"}.get(kernel.scales, "finish_last_values(o, t)")
 // ---- Kernel -------------------------------------------------------------------------------------
 // clang-format off
 extern "C" __global__ void __launch_bounds__(kThreads, 1)
@@ -133,7 +133,12 @@ $(parameters(kernel))) {
   if (warpgroup == kConsumers) {  // ---- Producer ----
     ptx::setmaxnreg_dec<kLoaderRegisters>();
     if (threadIdx.x % 128 != 0) return;
+//% if kernel.scales == "block"
+    const int tiles_kv = (seq_kv + kBlockKV - 1) / kBlockKV;
+    Loader loader = {shared, &k_map, &vt_map, k_scale, v_scale, kv_heads, tiles_kv};
+//% else
     Loader loader = {shared, &k_map, $('&vt_map' if kernel.scaled else '&v_map')};
+//% endif
     int before = 0, before_head = 0;  // the tile whose V is still to come
     Place before_keys = {0, 0};
     const Grid grid = {batch, heads, $(longest_q(kernel)), heads_together};
@@ -147,7 +152,14 @@ $(parameters(kernel))) {
 //% else
       $("Work" if kernel.scaled else "const Work") work = work_at(round, grid);
 //% endif
-//% if kernel.scaled
+//% if kernel.scales == "block"
+      if (work.first_query >= 0) {  // those of K and V come with their tiles
+        const i64 q_blocks = (seq_q + kBlockQ - 1) / kBlockQ;
+        const i64 head = i64(work.batch) * heads + work.head;
+        const float q_factor = q_scale[head * q_blocks + work.first_query / kBlockQ];
+        work.score_factor = $(kernel.factors[0]) * q_factor;
+      }
+//% elif kernel.scaled
       if (work.first_query >= 0) {
         // Real values are stored * scale: Q's and K's go into the factor of Q K^T, V's into that of O.
         [[maybe_unused]] const int kv_head = work.head / (heads / kv_heads);
@@ -200,6 +212,9 @@ $(parameters(kernel))) {
 //% if kernel.scaled
   TileSums t;
 //% endif
+//% if kernel.scales == "block"
+  float key_factor = 1.f, value_factor = 1.f;  // the scales of the tiles at work
+//% endif
   RowState row;
   int round = 0, tile = 0, last_tile = 0;
   Tiles whole = {0, 0};
@@ -242,6 +257,9 @@ $(parameters(kernel))) {
   const auto start = [&](int n) {  // the scores of the n-th tile of keys
     const Turn at = turn<kStages>(n);
     wait(&shared.full_k[at.slot], at.parity);
+//% if kernel.scales == "block"
+    key_factor = shared.key_factors[at.slot];
+//% endif
     ptx::bar_sync(kTurnBarrier + warpgroup, 256);
     start_scores(s, descriptor_of(shared.q[(round - 1) % kQStages][warpgroup]),
                  descriptor_of(shared.k[at.slot]));
@@ -252,6 +270,9 @@ $(parameters(kernel))) {
 //% endif
     // From products to what softmax sees, for the keys from the tile's `column`-th on.
     const auto finish = [&](auto& s, int column) {
+//% if kernel.scales == "block"
+      multiply(s, key_factor);
+//% endif
 //% if not hooked(kernel)
       if (is_among(tile, whole)) return;
 //% endif
@@ -296,6 +317,9 @@ $(parameters(kernel))) {
   const auto start_first_values_of = [&](int n) {
     const Turn at = turn<kStages>(n);
     wait(&shared.full_v[at.slot], at.parity);
+//% if kernel.scales == "block"
+    value_factor = shared.value_factors[at.slot];
+//% endif
     start_first_values(t, p, descriptor_of(shared.v[at.slot]));
   };
   const auto start_values_of = [&](int n) {
@@ -333,7 +357,7 @@ $(parameters(kernel))) {
 //% if kernel.scaled
     start_first_values_of(n);
     start(n + 1);
-    finish_first_values<1>(o, t);
+    finish_first_values<1>(o, t$(", value_factor" if kernel.scales == "block"));
 //% else
     start(n + 1);
 //% endif
@@ -345,7 +369,7 @@ $(parameters(kernel))) {
     }
     finish_products<1>(s);
     weigh_scores(n + 1, ends);
-    $(finish_values)(o$(", t" if kernel.scaled));
+    $(finish_values);
     if (leads) ptx::mbarrier_arrive(&shared.empty_v[n % kStages]);
     round_weights(p, s);
     if (ends) {
@@ -357,11 +381,11 @@ $(parameters(kernel))) {
   if (round > 1) {
 //% if kernel.scaled
     start_first_values_of(n);
-    finish_first_values<0>(o, t);
+    finish_first_values<0>(o, t$(", value_factor" if kernel.scales == "block"));
 //% endif
     start_values_of(n);
     end();
-    $(finish_values)(o$(", t" if kernel.scaled));
+    $(finish_values);
     store();
   }
   if (leads) ptx::cp_async_bulk_wait_group_read<0>();
