@@ -20,8 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from fasim import bench
 from fasim.errors import FasimError
@@ -29,6 +28,7 @@ from fasim.files import read_kernel
 from fasim.gpu import load
 from fasim.runners import gpu
 
+ROOT = Path(__file__).resolve().parent.parent
 PROCESSES = 14
 EDGES = (  # what the inputs of a section must have met
     *("keys 0", "keys 1", "keys tile-1", "keys tile", "keys tile+1"),
