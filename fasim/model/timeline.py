@@ -165,8 +165,8 @@ class _Flash:
         if self.pass_ == "bwd" and self.algo.startswith("v2"):
             rest = V2_BACKWARD_SHOWS * (s.serial - s.longest_on_chip)
             rest /= self._warps_a_scheduler(resident)
-            sync = V2_BACKWARD_SYNC * np.maximum(1.0, self.tiles.block_kv / 128)
-            waits = (sync + self._turn_clocks() + self._exposed()) / independent
+            meeting = V2_BACKWARD_SYNC * np.maximum(1.0, self.tiles.block_kv / 128)
+            waits = (meeting + self._turn_clocks() + self._exposed()) / independent
             return np.maximum(s.longest_on_chip + rest + waits, s.l2)
         if self.pass_ == "bwd":
             shown = 1 - HIDDEN * (1 - 1 / independent)
