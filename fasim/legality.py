@@ -250,7 +250,9 @@ def _scaled_blocks() -> Rule:
             (np.maximum(c.tiles.block_q, c.tiles.block_kv) == SCALE_BLOCK)
             | np.full(len(c), c.problem.scales != "block")
         ),
-        lambda c, i: f"{c.tiles.tile(i)} is not one block of {SCALE_BLOCK} rows with one scale factor",
+        lambda c, i: (
+            f"{c.tiles.tile(i)} is not one block of {SCALE_BLOCK} rows with a scale factor"
+        ),
     )
 
 

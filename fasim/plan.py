@@ -783,7 +783,7 @@ def tensor_shapes(problem: Problem) -> dict[str, tuple[int, ...]]:
 
 
 def scale_shapes(problem: Problem) -> dict[str, tuple[int, ...]]:
-    """Shapes of the scale factors of q, k and v: one for all, one a head, or one a block of rows."""
+    """Shapes of the scale factors of q, k and v: one for all, one a head or one a block of rows."""
     p = problem
     if p.scales == "block":
         shapes = zip(SCALE_INPUTS, tensor_shapes(p).values(), strict=False)

@@ -964,6 +964,37 @@ def packed_sequences_are_those_one_by_one(trial: Trial) -> float:
     )
 
 
+def nan_stays_in_its_sequence(trial: Trial) -> float:
+    """Of packed sequences one that is all NaN leaves the bits of the others alone."""
+    problem, rng = trial.problem, trial.case.rng()
+    if problem.batch < 2:
+        raise Unsuitable
+    lengths = [rng.integers(0, n + 1, problem.batch) for n in (problem.seq, problem.seq_kv)]
+    parts = [_cut(trial, i, *map(int, own)) for i, own in enumerate(zip(*lengths, strict=True))]
+    ends = dict(zip(("cu_seqlens_q", "cu_seqlens_k"), map(inputs.cu_seqlens, lengths), strict=True))
+    lost = int(rng.integers(problem.batch))
+    ruined = [_ruined(one) if i == lost else one for i, one in enumerate(parts)]
+    clean, got = (
+        trial.run_packed({name: _together([one[name] for one in some]) for name in some[0]} | ends)
+        for some in (parts, ruined)
+    )
+    others = np.repeat(np.arange(problem.batch) != lost, lengths[0])
+    for name, x in got.items():
+        where = np.broadcast_to(others if x.ndim == 2 else others[:, None, None], x.shape)
+        _same_bits(name, x, clean[name], "a sequence of NaN changed another", where)
+    return 0.0
+
+
+def _ruined(one: Mapping[str, Array]) -> dict[str, Array]:
+    """A packed sequence whose tokens are NaN."""
+    return {name: np.full_like(x, np.nan) if x.ndim == 3 else x for name, x in one.items()}
+
+
+def _together(parts: Sequence[Array]) -> Array:
+    """Packed arrays one after the other; what belongs to all of them once."""
+    return parts[0] if parts[0].ndim == 1 else np.concatenate(parts)
+
+
 def _cut(trial: Trial, i: int, seq: int, seq_kv: int) -> dict[str, Array]:
     """The first tokens of problem ``i``, packed; backward with the o and lse that are theirs."""
     lengths = {"q": seq, "k": seq_kv, "v": seq_kv, "do": seq}
@@ -1227,6 +1258,7 @@ PROPERTIES = (
     Property(a_bias_of_zero_is_none, _unless_bias),
     Property(a_constant_on_a_row_moves_only_its_lse, _unless_dense, ("fwd",)),
     Property(packed_sequences_are_those_one_by_one, _unless_varlen),
+    Property(nan_stays_in_its_sequence, _unless_varlen, ("fwd",)),
     Property(gradients_are_linear_in_that_of_o, passes=("bwd",)),
     Property(splitting_the_batch_changes_nothing, passes=("bwd",)),
     Property(rows_without_keys_have_no_gradient, _if_all_see, ("bwd",)),
@@ -1600,7 +1632,7 @@ def _edge(length: int, tile: int) -> str:
 _SIDES = ("open", "0", "edge", "other", "endless")
 _LENGTHS = ("0", "1", "tile-1", "tile", "tile+1", "tiles", "other")
 BINS = (
-    *("algo v1", "algo v2", "dtype fp32", "dtype fp16", "dtype bf16", "dtype e4m3"),
+    *("algo v1", "algo v2", "algo v3", "dtype fp32", "dtype fp16", "dtype bf16", "dtype e4m3"),
     *("mask full", "mask causal", "mask window", "sequences packed"),
     *("rows aligned", "rows unaligned", "scale default", "scale other", "empty rows"),
     *(f"group {group}" for group in GROUPS),

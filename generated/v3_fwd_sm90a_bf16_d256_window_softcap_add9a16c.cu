@@ -35,9 +35,9 @@
 //   9f85390f  device/chunk_address.cuh
 //   fb8f8205  device/fragments.cuh
 //   76c2f1b5  device/integers.cuh
-//   2aa2f62b  device/load_v3.cuh
+//   f08efb59  device/load_v3.cuh
 //   6718b7d2  device/mask.cuh
-//   ec45a3ca  device/matmul_wgmma.cuh
+//   e459aaf0  device/matmul_wgmma.cuh
 //   06eb1102  device/matrix_descriptor.cuh
 //   772adaad  device/mbarrier.cuh
 //   d13b3e0b  device/rescore.cuh
@@ -45,13 +45,13 @@
 //   8060ae93  device/schedule.cuh
 //   23af4307  device/score.cuh
 //   33c9e42f  device/score_rows.cuh
-//   8ead001e  device/shared_v3.cuh
+//   334bde5d  device/shared_v3.cuh
 //   9f60f6b5  device/softmax_in_place.cuh
-//   9400efc5  device/store_tma.cuh
+//   206baab0  device/store_tma.cuh
 //   567f0171  device/tensor_map.cuh
 //   689d4211  device/turn.cuh
 //   c2706fe3  device/types.cuh
-//   346a8737  kernels/v3_fwd.cu
+//   c5801438  kernels/v3_fwd.cu
 //   f226075c  parts/constants_v3.cuh
 //   2c9f1fd9  parts/main_arrays.cuh
 //   fc234ae9  parts/main_options.cuh
@@ -96,7 +96,7 @@
 // "fwd", "scale": 0.0625, "scales": "tensor", "seq": 8192, "seq_kv": 8192, "softcap": 50.0,
 // "varlen": false, "window": [4095, 0]}, "schema": "fasim.plan/1", "slots": 132, "smem_bytes":
 // 230400}
-// ---- the rest of the file has sha256 4ee4c3289551ad9cc8737dd8a60320928dd03ea6b552737ecde2bc54b1b900a2
+// ---- the rest of the file has sha256 d0bfc1c6647844a386ec3f0784c716fd5dc9cb4f95372678a8098e0141f8570e
 // FlashAttention-3, forward (Shah et al. 2024, algorithms 1 and 2).
 //
 // A block stays on its SM and works on one tile of queries after the other. One warpgroup, the producer,
@@ -911,7 +911,6 @@ struct Loader {  // its thread's view of the rings of K and V
   const TensorMap* k_map;
   const TensorMap* v_map;
   int count_k = 0, count_v = 0;
-
   __device__ __forceinline__ void load_k(int tile, int head, const Place& keys) {
     const Turn at = turn<kStages>(count_k++);
     wait(&shared.empty_k[at.slot], at.parity ^ 1);  // passes at once the first time round

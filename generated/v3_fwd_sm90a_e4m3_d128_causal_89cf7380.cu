@@ -40,24 +40,24 @@
 //   9f85390f  device/chunk_address.cuh
 //   fb8f8205  device/fragments.cuh
 //   76c2f1b5  device/integers.cuh
-//   2aa2f62b  device/load_v3.cuh
+//   f08efb59  device/load_v3.cuh
 //   6718b7d2  device/mask.cuh
-//   ec45a3ca  device/matmul_wgmma.cuh
+//   e459aaf0  device/matmul_wgmma.cuh
 //   06eb1102  device/matrix_descriptor.cuh
 //   772adaad  device/mbarrier.cuh
 //   d13b3e0b  device/rescore.cuh
 //   56ce5a2e  device/rows.cuh
 //   8060ae93  device/schedule.cuh
-//   8ead001e  device/shared_v3.cuh
-//   05b238ba  device/softmax_in_place_e4m3.cuh
+//   334bde5d  device/shared_v3.cuh
+//   f4132d7c  device/softmax_in_place_e4m3.cuh
 //   17509448  device/span.cuh
-//   9400efc5  device/store_tma.cuh
+//   206baab0  device/store_tma.cuh
 //   567f0171  device/tensor_map.cuh
 //   15d8ab76  device/transpose_e4m3.cuh
 //   689d4211  device/turn.cuh
 //   c2706fe3  device/types.cuh
 //   8c999b4d  device/weights_e4m3.cuh
-//   346a8737  kernels/v3_fwd.cu
+//   c5801438  kernels/v3_fwd.cu
 //   f226075c  parts/constants_v3.cuh
 //   2c9f1fd9  parts/main_arrays.cuh
 //   fc234ae9  parts/main_options.cuh
@@ -102,7 +102,7 @@
 // "fwd", "scale": 0.08838834764831843, "scales": "head", "seq": 8192, "seq_kv": 8192, "softcap":
 // 0.0, "varlen": false, "window": [-1, -1]}, "schema": "fasim.plan/1", "slots": 132, "smem_bytes":
 // 134144}
-// ---- the rest of the file has sha256 dacdf8e123b1ad6ace582b55b8d20beba41c636e3f0b340b2da9a1ff76320d13
+// ---- the rest of the file has sha256 02bfc422fcbe477ddbeb8207ea9eef9d186fe55810df65383e52a03247111ae3
 // FlashAttention-3, forward (Shah et al. 2024, algorithms 1 and 2).
 //
 // A block stays on its SM and works on one tile of queries after the other. One warpgroup, the producer,
@@ -981,7 +981,6 @@ struct Loader {  // its thread's view of the rings of K and V
   const TensorMap* k_map;
   const TensorMap* v_map;
   int count_k = 0, count_v = 0;
-
   __device__ __forceinline__ void load_k(int tile, int head, const Place& keys) {
     const Turn at = turn<kStages>(count_k++);
     wait(&shared.empty_k[at.slot], at.parity ^ 1);  // passes at once the first time round
@@ -1136,7 +1135,6 @@ __device__ __forceinline__ void add_columns(Accumulator& o, const TileSums& t) {
 #pragma unroll
   for (int i = 0; i < kColumns / 2; ++i) o[0][kColumn / 8 + i / 4][i % 4] += t[0][i / 4][i % 4];
 }
-
 __device__ __forceinline__ void start_first_values(TileSums& t, const Weights& p, u64 v) {
   if constexpr (kFirstColumns > 0) start_columns<0, kFirstColumns>(t, p, v);
 }

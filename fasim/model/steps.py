@@ -168,10 +168,11 @@ def _v1_fwd(shape: _Shape, rates: Rates) -> Step:
 
 def _wgmma_fwd(shape: _Shape, rates: Rates) -> Step:
     """Every warpgroup reads K and V from shared memory, and its rows of Q. What shows of the
-    softmax are its exponentials: the rest of it is lean; in e4m3 also conversions and the addition
-    of a tile's sums to O."""
+    softmax are its exponentials, and what an option adds: the rest of it is lean; in e4m3 also
+    conversions and the addition of a tile's sums to O."""
     smem = shape.groups * shape.kv_bytes + shape.q_bytes + shape.kv_bytes
-    columns, softmax = shape.dv, shape.mufu * shape.scores / rates.mufu
+    columns, options = shape.dv, shape.options * shape.scores / rates.lanes
+    softmax = _beside(shape.mufu * shape.scores / rates.mufu, options)
     if shape.dtype == "e4m3":
         columns = transposed_rows(shape.dv)
         softmax = softmax * E4M3_SOFTMAX + shape.m * columns / rates.lanes

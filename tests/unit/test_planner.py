@@ -305,7 +305,7 @@ def test_v100_is_planned_not_generated():
     ("options", "word"),
     [
         ({"varlen": True, "bias": "dense"}, "packed sequences"),
-        ({"dtype": "e4m3", "scales": "block"}, "scale factors of blocks"),
+        ({"dtype": "e4m3", "scales": "block"}, "only V3 has scale factors of blocks"),
         ({"dtype": "e4m3", "incoherent": True}, "incoherent"),
         ({"dtype": "e4m3", "bias": "dense"}, "--bias dense_fp32"),
         ({"pass_": "bwd", "varlen": True, "bias": "dense"}, "packed sequences"),
