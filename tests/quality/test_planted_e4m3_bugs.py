@@ -25,9 +25,9 @@ RISING = replace(CASE, values="falling")  # as the keys are walked, weights grow
 
 
 @cache
-def kernel() -> Kernel:
+def kernel(scales: str = "head") -> Kernel:
     """Two parts of P V, and padded columns."""
-    problem = Problem(head_dim=80, dtype="e4m3", scales="head", causal=True)
+    problem = Problem(head_dim=80, dtype="e4m3", scales=scales, causal=True)
     plan = planner.plan(problem, load("h200"), "v3", tile=TILE).plan
     assert plan
     return render(replace(plan, slots=1))
@@ -42,6 +42,7 @@ class Bug:
     wrong: str
     found: tuple[str, ...] = (RIGHT,)
     case: Case = CASE
+    scales: str = "head"
 
     def __str__(self) -> str:
         return self.name
@@ -76,12 +77,24 @@ BUGS = (
         "add_up(sum, s) > 1e30f",
         case=RISING,
     ),
+    Bug(
+        "K's blocks have no scale factor",
+        "      multiply(s, key_factor);\n",
+        "",
+        scales="block",
+    ),
+    Bug(
+        "the ones are scaled as V is",
+        "kColumn + i / 4 * 8 < kDV ? value_factor : 1.f",
+        "value_factor",
+        scales="block",
+    ),
 )
 
 
 @pytest.mark.parametrize("bug", BUGS, ids=str)
 def test_a_planted_bug_is_found(bug: Bug) -> None:
-    source = kernel().source
+    source = kernel(bug.scales).source
     assert source.count(bug.right) == 1, "the text to replace is not there once"
     planted = parse(source.replace(bug.right, bug.wrong))
     assert finder(planted, bug.case) in bug.found
