@@ -437,10 +437,19 @@ def yardstick(dtype: str, standard_error: float, largest: float) -> float:
 def score_rounding(q: Array, k: Array, problem: Problem) -> Array:
     """Relative error of exp(score) from fp32 scores, per row (batch, heads, seq)."""
     size = score_size(q, k, problem)
-    if problem.softcap:
-        size = np.minimum(size, problem.softcap)  # beyond, tanh swallows the error
+    if problem.softcap:  # what leaves tanh is small; what entered may be the rest of large products
+        entered = size * steepness(q, k, problem)
+        size = np.maximum(np.minimum(size, problem.softcap), entered)
     rounding: Array = UNIT_ROUNDOFF["fp32"] * (2 + math.sqrt(problem.head_dim)) * (1 + size)
     return rounding
+
+
+def steepness(q: Array, k: Array, problem: Problem) -> Array:
+    """The share of a score's error that its softcap lets through, the largest of each row."""
+    repeated = np.repeat(k.astype(np.float64), problem.group, axis=1)
+    scores = problem.scale * q.astype(np.float64) @ repeated.swapaxes(2, 3)
+    steep = 1 - np.tanh(scores / problem.softcap) ** 2
+    return np.asarray(steep.max(axis=3, initial=0.0))
 
 
 def score_size(q: Array, k: Array, problem: Problem) -> Array:
