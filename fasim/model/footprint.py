@@ -185,10 +185,11 @@ def _q_tile(problem: Problem, tiles: Tiles) -> Any:
 
 
 def _v1_bwd_smem(problem: Problem, tiles: Tiles) -> Any:
-    """K and V stay; one tile of Q and dO with their fp32 L and D; one of dS."""
+    """K and V stay; one tile of Q and dO with their fp32 L and D; one of dS, and of P where that
+    goes through shared memory."""
     d, dv, e = _dims(problem)
     m, n = tiles.block_q, tiles.block_kv
-    return (n * (d + dv) + m * (d + dv) + m * n) * e + 8 * m
+    return ((n + m) * (d + dv) + tiles.sharing * m * n) * e + 8 * m
 
 
 def _v2_bwd_smem(problem: Problem, tiles: Tiles) -> Any:
@@ -268,7 +269,7 @@ def option_registers(problem: Problem) -> dict[str, int]:
 
 
 def backward_option_registers(problem: Problem) -> dict[str, int]:
-    """The same of V2's backward kernel."""
+    """The same of V1's and V2's backward kernels."""
     return {name: BACKWARD_OPTION_REGISTERS[name] for name in _options(problem)}
 
 
