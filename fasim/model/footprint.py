@@ -60,11 +60,13 @@ AMPERE, BLACKWELL = (8, 0), 12
 V2_BACKWARD_REGISTERS, V2_BACKWARD_LEAST = 72, 64
 # What its options keep besides.
 BACKWARD_OPTION_REGISTERS = {"window": 4, "softcap": 8, "ALiBi": 4, "dense bias": 8, "sequences": 0}
-# What turns keep beside so many columns of dK and dV.
-TURN_REGISTERS, TURN_COLUMNS = 8, 256
+# What turns keep beside so many columns of dK and dV, and where a window moves them.
+TURN_REGISTERS, TURN_COLUMNS, TURN_WINDOW_REGISTERS = 8, 256, 12
 MMA_ROWS = 16  # the fewest queries of a tile
-# V1's plain copies on the way, in blocks of fewer than eight warps.
+# V1's plain copies on the way, in blocks of fewer than eight warps; what it keeps besides in fp32,
+# and beside rows of more than so many columns there.
 V1_BACKWARD_COPIES = 16
+V1_BACKWARD_FP32, V1_BACKWARD_FP32_WIDE, V1_FP32_COLUMNS = 36, 64, 224
 # V3: what FA3's published tiles leave between their accumulators and the register cap.
 WGMMA_SLACK = 28
 # V3: mbarriers and alignment of the tiles to 1024 bytes.
@@ -305,7 +307,10 @@ def v1_most(problem: Problem) -> int:
 
 
 def _v1_bwd_registers(problem: Problem, tiles: Tiles) -> Any:
-    return _v2_bwd_registers(problem, tiles) + V1_BACKWARD_COPIES * (tiles.warps < 8)
+    wide = max(problem.head_dim, problem.head_dim_v) > V1_FP32_COLUMNS
+    fp32 = V1_BACKWARD_FP32_WIDE if wide else V1_BACKWARD_FP32
+    more = fp32 * (problem.dtype == "fp32") + V1_BACKWARD_COPIES * (tiles.warps < 8)
+    return _v2_bwd_registers(problem, tiles) + more
 
 
 def _v2_bwd_registers(problem: Problem, tiles: Tiles) -> Any:
@@ -320,7 +325,8 @@ def _v2_bwd_registers(problem: Problem, tiles: Tiles) -> Any:
 
 def _v2_ordered_registers(problem: Problem, tiles: Tiles) -> Any:
     wide = gradient_columns(problem, tiles) > TURN_COLUMNS
-    return _v2_bwd_registers(problem, tiles) + TURN_REGISTERS * wide
+    moving = TURN_WINDOW_REGISTERS * (problem.mask == "window")
+    return _v2_bwd_registers(problem, tiles) + TURN_REGISTERS * wide + moving
 
 
 def gradient_columns(problem: Problem, tiles: Tiles) -> Ints:
