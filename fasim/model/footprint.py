@@ -62,6 +62,7 @@ V2_BACKWARD_REGISTERS, V2_BACKWARD_LEAST = 72, 64
 BACKWARD_OPTION_REGISTERS = {"window": 4, "softcap": 8, "ALiBi": 4, "dense bias": 8, "sequences": 0}
 # What turns keep beside so many columns of dK and dV, and where a window moves them.
 TURN_REGISTERS, TURN_COLUMNS, TURN_WINDOW_REGISTERS = 8, 256, 12
+SECOND_PASS_FP32 = 8  # what rows of queries keep besides
 MMA_ROWS = 16  # the fewest queries of a tile
 # V1's plain copies on the way, in blocks of fewer than eight warps; what it keeps besides in fp32,
 # and beside rows of more than so many columns there.
@@ -329,6 +330,11 @@ def _v2_ordered_registers(problem: Problem, tiles: Tiles) -> Any:
     return _v2_bwd_registers(problem, tiles) + TURN_REGISTERS * wide + moving
 
 
+def _second_pass_registers(problem: Problem, tiles: Tiles) -> Any:
+    fp32 = SECOND_PASS_FP32 * (problem.dtype == "fp32")
+    return _v2_bwd_registers(problem, tiles) + fp32
+
+
 def gradient_columns(problem: Problem, tiles: Tiles) -> Ints:
     """Columns of dK and dV that a warp of V2's backward kernel has: warps that share keys take
     turns at blocks of 16."""
@@ -375,8 +381,9 @@ _REGISTERS: dict[tuple[str, str], _Count] = {
     ("v2_split", "fwd"): _v2_split_registers,
     ("v3", "fwd"): _v3_fwd_registers,
     ("v1", "bwd"): _v1_bwd_registers,
-    **dict.fromkeys((("v2", "bwd"), ("v2_second_pass", "bwd")), _v2_bwd_registers),
+    ("v2", "bwd"): _v2_bwd_registers,
     ("v2_ordered", "bwd"): _v2_ordered_registers,
+    ("v2_second_pass", "bwd"): _second_pass_registers,
     ("v3", "bwd"): _v3_bwd_registers,
 }
 
