@@ -83,9 +83,12 @@ def _option_reads_bwd(problem: Problem, algo: str, tiles: Tiles) -> dict[str, An
     if p.dense:
         reads["bias"] = heads * (seen.pairs + again * turned.pairs) * p.bias_bytes
     if p.varlen:
-        last = {"v1": 0, "v2_second_pass": turned.q_tiles}.get(algo, seen.q_tiles)
+        last: dict[str, Any] = {"v1": 0, "v2_second_pass": turned.q_tiles}
         per_kv_head = np.minimum(seen.kv_tiles, 1) if algo == "v1" else seen.kv_tiles
-        blocks = heads * (seen.q_tiles + last) + p.batch * p.kv_heads * per_kv_head
+        blocks = (
+            heads * (seen.q_tiles + last.get(algo, seen.q_tiles))
+            + p.batch * p.kv_heads * per_kv_head
+        )
         reads |= dict.fromkeys(("cu_seqlens_q", "cu_seqlens_k"), 8 * blocks * tiles.threads)
     return reads
 
