@@ -29,7 +29,8 @@ OPTIONS: tuple[tuple[str, dict[str, Any]], ...] = (
 
 @pytest.mark.parametrize(("dtype", "options"), OPTIONS, ids=str)
 @pytest.mark.parametrize("kind", ["v1", *FORMS])
-def test_every_property_holds(kind: str, dtype: str, options: dict[str, Any]) -> None:
+@pytest.mark.parametrize("seed", range(2))
+def test_every_property_holds(kind: str, dtype: str, options: dict[str, Any], seed: int) -> None:
     form = kind if kind in FORMS else ""
     problem = Problem(
         dtype=dtype, head_dim=40, head_dim_v=24, pass_="bwd", deterministic=bool(form), **options
@@ -38,4 +39,4 @@ def test_every_property_holds(kind: str, dtype: str, options: dict[str, Any]) ->
     how = replace(how, stages=1 if algo == "v1" else BACKWARD_STAGES + how.sharing - 1)
     plan = planner.plan(problem, load("h200"), algo, tile=how, form=form).plan
     assert plan
-    properties.verify(render(plan), EmulatorRunner(workers=1), examples=2).check()
+    properties.verify(render(plan), EmulatorRunner(workers=1), examples=1, seed=seed).check()

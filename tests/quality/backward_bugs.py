@@ -598,9 +598,9 @@ BUGS = (
         "first_key / kBlockKV;", "deadlock", WINDOW,
     ),
     Bug(
-        "all tiles are asked for the turn of the first", "ordered, window",
-        "in_turn = is_turn(counter(t), turn(t));", "in_turn = is_turn(counter(t), turn(0));",
-        ("unordered addition", BYTES), WINDOW,
+        "the turn of every tile is that of the first", "ordered, window",
+        "- first_key_of(query_at(t), span)", "- first_key_of(query_at(0), span)",
+        "deadlock", WINDOW,
     ),
     Bug(
         "the sequences of a batch share counters", "ordered, varlen",
