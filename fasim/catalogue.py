@@ -41,6 +41,7 @@ _CHOSEN = (
     ("v2", "h200", _REPEATED.with_(batch=4, head_dim=64)),
     ("v2", "a100-80gb", _REPEATED.with_(heads=2, kv_heads=1, head_dim=32)),
     ("v1", "a100-80gb", Problem(batch=64, seq=1024, head_dim=64, pass_="bwd")),
+    ("v1", "a100-80gb", Problem(batch=16, seq=4096, head_dim=64, window=(255, 255), pass_="bwd")),
     ("v2", "4090", Problem(heads=32, seq=4096, head_dim=128, causal=True)),
     ("v2", "5090", Problem(heads=32, seq=4096, head_dim=96, head_dim_v=64, dtype="bf16")),
     ("v2", "t4", Problem(seq=4096, head_dim=64, causal=True)),

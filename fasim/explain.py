@@ -207,7 +207,8 @@ def _v1_bwd_smem(case: _Case) -> Iterator[Part]:
     tile = case.tile
     yield _product("K and V", tile.block_kv, d + dv, e)
     yield _product("Q and dO", tile.block_q, d + dv, e)
-    yield _product("dS", tile.block_q, tile.block_kv, e)
+    weights = "dS" if tile.sharing == 1 else "dS, P"
+    yield _product(weights, tile.sharing, tile.block_q, tile.block_kv, e)
     yield _product("their L and D", tile.block_q, 8)
 
 

@@ -79,7 +79,6 @@ LAZY_DTYPES = ("fp16", "bf16")  # V2 moves their softmax reference only where a 
 # or a kernel of its own that adds in registers.
 FORMS = ("ordered", "second_pass")
 ABREAST = 16  # heads whose blocks start side by side where additions are ordered
-REPEATING_DTYPES = ("fp16", "bf16")  # of backward passes of V1, and of V2 that repeat bit for bit
 BACKWARD_STAGES = 2  # tiles of Q and dO in shared memory
 QUERY_STEP = 32  # queries that a backward warp scores at once, where its share has as many
 LEAST_QUERY_STEP = {"fp32": 8, "fp16": 16, "bf16": 16}  # for each 16 keys of the warp
@@ -248,16 +247,10 @@ class KernelSpec:
         return 8 if self.turing else self.granule
 
     @property
-    def options(self) -> tuple[str, ...]:
-        """What it does besides attention with a full or causal mask."""
-        asked = {"a window": self.mask == "window", "a softcap": self.softcap}
-        asked |= {"a bias": self.bias != "none", "packed sequences": self.varlen}
-        return tuple(name for name, wanted in asked.items() if wanted)
-
-    @property
     def plain(self) -> bool:
         """Full or causal attention without any other option."""
-        return not self.options
+        asked = (self.mask == "window", self.softcap, self.bias != "none", self.varlen)
+        return not any(asked)
 
     @property
     def bias_dtype(self) -> str:
@@ -641,9 +634,7 @@ class Plan:
             yield "only V2 splits keys, and only with the heads of a group packed"
         if (kernel.variant, kernel.pass_) not in POINTERS:
             yield f"no template makes the backward pass of {kernel.variant}"
-        if kernel.pass_ == "bwd" and kernel.variant != "v2":
-            yield from _beyond_plain(kernel)
-        elif kernel.pass_ == "bwd" and kernel.dtype == "fp32" and kernel.tile.p_in != "shared":
+        if kernel.pass_ == "bwd" and kernel.dtype == "fp32" and kernel.tile.p_in != "shared":
             yield "no template makes a backward pass in fp32 with P in registers"
         if kernel.deterministic != (kernel.dq != "atomic"):
             yield f"deterministic is {kernel.deterministic}, but dq is {kernel.dq}"
@@ -734,14 +725,6 @@ def _ragged_split(tile: Tile) -> Iterator[str]:
         yield f"block_kv {tile.block_kv} is not {tile.keys_per_step} for each of {tile.warps} warps"
 
 
-def _beyond_plain(kernel: KernelSpec) -> Iterator[str]:
-    """What a backward pass of V1, or one of V2 that repeats bit for bit, is not made for."""
-    if kernel.dtype not in REPEATING_DTYPES:
-        yield f"no template makes a backward pass of {kernel.variant} in {kernel.dtype}"
-    if options := kernel.options:
-        yield f"no template makes a backward pass of {kernel.variant} with {' and '.join(options)}"
-
-
 def _ragged_bwd(tile: Tile, kernel: KernelSpec) -> Iterator[str]:
     """The same where a warp owns keys, and queries come a step of at least so many at a time, V2's
     through two slots or three."""
@@ -752,8 +735,6 @@ def _ragged_bwd(tile: Tile, kernel: KernelSpec) -> Iterator[str]:
     step = max(tile.query_step, least * keys // 16) * tile.sharing
     if tile.block_q % 16 or tile.block_q % step:
         yield f"block_q {tile.block_q} is not whole steps of {step} queries, 16 each"
-    if kernel.algo == "v1" and tile.p_in != "registers":
-        yield "no template of v1 keeps P in shared memory"
     stages = 1 if kernel.algo == "v1" else BACKWARD_STAGES + tile.sharing - 1
     if tile.stages != stages:
         yield f"{tile.stages} stages, but a backward pass with P in {tile.p_in} has {stages}"

@@ -229,7 +229,7 @@ def _tiles(kernel: KernelSpec) -> dict[str, int]:
 def _shared_weights(kernel: KernelSpec) -> tuple[str, ...]:
     """Tiles of dS and P that the warps of a backward pass leave for each other."""
     if kernel.algo == "v1":
-        return ("dS",)
+        return ("dS", "P")[: kernel.tile.sharing]
     if kernel.dq == "second_pass" and kernel.tile.p_in == "registers":
         return ()
     kinds = ("dS", "P")[: kernel.tile.sharing]
@@ -382,9 +382,9 @@ def score_call(kernel: KernelSpec, key: str) -> str:
 
 
 def score_columns_call(kernel: KernelSpec) -> str:
-    """The same backward."""
-    derivative = ["derivative"] if kernel.softcap else []
-    return ", ".join(["s", *derivative, "terms", "warp_key", "query + step", "span"])
+    """The same backward, where scores stand on their side."""
+    places = [] if kernel.bias == "none" else ["warp_key", "query + step", "span"]
+    return ", ".join(["s", "terms", *places])
 
 
 def span_terms(kernel: KernelSpec) -> str:

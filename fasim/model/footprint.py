@@ -69,11 +69,14 @@ AMPERE, BLACKWELL = (8, 0), 12
 V2_BACKWARD_REGISTERS, V2_BACKWARD_LEAST = 72, 64
 # What its options keep besides.
 BACKWARD_OPTION_REGISTERS = {"window": 4, "softcap": 8, "ALiBi": 4, "dense bias": 8, "sequences": 0}
-# What turns keep beside so many columns of dK and dV.
-TURN_REGISTERS, TURN_COLUMNS = 8, 256
+# What turns keep beside so many columns of dK and dV, and where a window moves them.
+TURN_REGISTERS, TURN_COLUMNS, TURN_WINDOW_REGISTERS = 8, 256, 12
+SECOND_PASS_FP32 = 8  # what rows of queries keep besides
 MMA_ROWS = 16  # the fewest queries of a tile
-# V1's plain copies on the way, in blocks of fewer than eight warps.
+# V1's plain copies on the way, in blocks of fewer than eight warps; what it keeps besides in fp32,
+# and beside rows of more than so many columns there.
 V1_BACKWARD_COPIES = 16
+V1_BACKWARD_FP32, V1_BACKWARD_FP32_WIDE, V1_FP32_COLUMNS = 36, 64, 224
 # V3: what the compiler needs beside accumulators and weights; backward, what FlashAttention-3's
 # published tiles leave it.
 V3_BASE, WGMMA_SLACK = 32, 28
@@ -200,10 +203,11 @@ def _q_tile(problem: Problem, tiles: Tiles) -> Any:
 
 
 def _v1_bwd_smem(problem: Problem, tiles: Tiles) -> Any:
-    """K and V stay; one tile of Q and dO with their fp32 L and D; one of dS."""
+    """K and V stay; one tile of Q and dO with their fp32 L and D; one of dS, and of P where that
+    goes through shared memory."""
     d, dv, e = _dims(problem)
     m, n = tiles.block_q, tiles.block_kv
-    return (n * (d + dv) + m * (d + dv) + m * n) * e + 8 * m
+    return ((n + m) * (d + dv) + tiles.sharing * m * n) * e + 8 * m
 
 
 def _v2_bwd_smem(problem: Problem, tiles: Tiles) -> Any:
@@ -283,7 +287,7 @@ def option_registers(problem: Problem) -> dict[str, int]:
 
 
 def backward_option_registers(problem: Problem) -> dict[str, int]:
-    """The same of V2's backward kernel."""
+    """The same of V1's and V2's backward kernels."""
     return {name: BACKWARD_OPTION_REGISTERS[name] for name in _options(problem)}
 
 
@@ -332,7 +336,10 @@ def v1_most(problem: Problem) -> int:
 
 
 def _v1_bwd_registers(problem: Problem, tiles: Tiles) -> Any:
-    return _v2_bwd_registers(problem, tiles) + V1_BACKWARD_COPIES * (tiles.warps < 8)
+    wide = max(problem.head_dim, problem.head_dim_v) > V1_FP32_COLUMNS
+    fp32 = V1_BACKWARD_FP32_WIDE if wide else V1_BACKWARD_FP32
+    more = fp32 * (problem.dtype == "fp32") + V1_BACKWARD_COPIES * (tiles.warps < 8)
+    return _v2_bwd_registers(problem, tiles) + more
 
 
 def _v2_bwd_registers(problem: Problem, tiles: Tiles) -> Any:
@@ -347,7 +354,13 @@ def _v2_bwd_registers(problem: Problem, tiles: Tiles) -> Any:
 
 def _v2_ordered_registers(problem: Problem, tiles: Tiles) -> Any:
     wide = gradient_columns(problem, tiles) > TURN_COLUMNS
-    return _v2_bwd_registers(problem, tiles) + TURN_REGISTERS * wide
+    moving = TURN_WINDOW_REGISTERS * (problem.mask == "window")
+    return _v2_bwd_registers(problem, tiles) + TURN_REGISTERS * wide + moving
+
+
+def _second_pass_registers(problem: Problem, tiles: Tiles) -> Any:
+    fp32 = SECOND_PASS_FP32 * (problem.dtype == "fp32")
+    return _v2_bwd_registers(problem, tiles) + fp32
 
 
 def gradient_columns(problem: Problem, tiles: Tiles) -> Ints:
@@ -404,8 +417,9 @@ _REGISTERS: dict[tuple[str, str], _Count] = {
     ("v2_split", "fwd"): _v2_split_registers,
     ("v3", "fwd"): _v3_fwd_registers,
     ("v1", "bwd"): _v1_bwd_registers,
-    **dict.fromkeys((("v2", "bwd"), ("v2_second_pass", "bwd")), _v2_bwd_registers),
+    ("v2", "bwd"): _v2_bwd_registers,
     ("v2_ordered", "bwd"): _v2_ordered_registers,
+    ("v2_second_pass", "bwd"): _second_pass_registers,
     ("v3", "bwd"): _v3_bwd_registers,
 }
 

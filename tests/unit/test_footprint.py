@@ -71,6 +71,9 @@ def test_v1_backward_holds_one_tile_of_everything():
     tiles = one(block_q=64, block_kv=128, stages=1, warps=8)
     used = footprint.smem_bytes(Problem(head_dim=128), "v1", "bwd", tiles)[0]
     assert used == 2 * (128 * 256 + 64 * 256 + 64 * 128) + 64 * 8
+    shared = one(block_q=64, block_kv=128, stages=1, warps=8, p_in="shared")
+    more = footprint.smem_bytes(Problem(head_dim=128), "v1", "bwd", shared)[0] - used
+    assert more == 2 * 64 * 128  # P
 
 
 @pytest.mark.parametrize(("p_in", "stages"), [("registers", 2), ("shared", 3)])

@@ -309,7 +309,7 @@ def test_v100_is_planned_not_generated():
         ({"dtype": "e4m3", "incoherent": True}, "incoherent"),
         ({"dtype": "e4m3", "bias": "dense"}, "--bias dense_fp32"),
         ({"pass_": "bwd", "varlen": True, "bias": "dense"}, "packed sequences"),
-        ({"pass_": "bwd", "deterministic": True, "window": (9, 0)}, "deterministic backward"),
+        ({"pass_": "bwd", "deterministic": True, "varlen": True, "bias": "dense"}, "dense bias"),
         ({"pass_": "train"}, "backward"),
     ],
 )
@@ -651,6 +651,22 @@ def test_repeatable_bits_cost_time():
         assert 1 < entry.time.seconds / atomic.time.seconds < 2
     assert entry.hbm.workspace < atomic.hbm.workspace  # no fp32 dQ
     assert entry.executed_flops / atomic.executed_flops == pytest.approx(7 / 5)
+
+
+@pytest.mark.parametrize(("algo", "form"), [("v1", ""), *(("v2", form) for form in FORMS)])
+@pytest.mark.parametrize(
+    ("dtype", "head_dim", "options"),
+    [
+        ("bf16", 256, {"window": (99, 0), "softcap": 5.0, "bias": "dense"}),
+        ("bf16", 256, {"window": (99, 9), "bias": "alibi", "varlen": True}),
+        ("fp32", 128, {"causal": True, "bias": "alibi", "varlen": True}),
+        ("fp32", 128, {"window": (99, 0), "softcap": 5.0, "bias": "dense"}),
+    ],
+)
+@pytest.mark.parametrize("gpu", ["a100-80gb", "h200"])
+def test_whatever_repeats_has_every_option(gpu, dtype, head_dim, options, algo, form):
+    problem = DETERMINISTIC.with_(dtype=dtype, head_dim=head_dim, **options)
+    assert planner.plan(problem, gpus.load(gpu), algo, form=form).plan.kernel.repeats("dq")
 
 
 def test_what_repeats_anyway_is_the_same_kernel():
