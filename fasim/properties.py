@@ -1596,7 +1596,7 @@ def _edge(length: int, tile: int) -> str:
 _SIDES = ("open", "0", "edge", "other", "endless")
 _LENGTHS = ("0", "1", "tile-1", "tile", "tile+1", "tiles", "other")
 BINS = (
-    *("algo v1", "algo v2", "dtype fp32", "dtype fp16", "dtype bf16", "dtype e4m3"),
+    *("algo v1", "algo v2", "algo v3", "dtype fp32", "dtype fp16", "dtype bf16", "dtype e4m3"),
     *("mask full", "mask causal", "mask window", "sequences packed"),
     *("rows aligned", "rows unaligned", "scale default", "scale other", "empty rows"),
     *(f"group {group}" for group in GROUPS),

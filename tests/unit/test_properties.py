@@ -296,6 +296,7 @@ def test_a_report_says_that_numpy_ran_no_file(sketch: Sketch) -> None:
         "a_bias_of_zero_is_none",
         "a_constant_on_a_row_moves_only_its_lse",
         "packed_sequences_are_those_one_by_one",
+        "nan_stays_in_its_sequence",
         "bytes_moved_are_bytes_predicted",
         "matrix_instructions_do_the_flops_predicted",
         "main_loop_has_no_bank_conflicts",
@@ -364,6 +365,7 @@ OPTIONS: tuple[dict[str, Any], ...] = (
     {"bias": "dense_fp32", "dtype": "bf16"},
     {"varlen": True},
     {"dtype": "e4m3", "scales": "head"},
+    {"algo": "v3", "dtype": "fp16"},
 )
 
 
