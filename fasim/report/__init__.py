@@ -1,0 +1,188 @@
+"""One HTML page that shows the tiles of a plan moving: self-contained, offline, in two languages.
+
+The page holds the problem, the plan, the GPUs' rates and the model's constants; its code computes
+the rest with the model's own equations (model.js, events.js), so that its controls can plan anew.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict
+from importlib import import_module, resources
+from typing import Any
+
+from fasim import gpu
+from fasim.entry import Entry
+from fasim.errors import UsageError
+from fasim.gpu import Gpu
+from fasim.model import silicon
+from fasim.model.events import units
+from fasim.problem import Problem
+
+SCHEMA = "fasim.report/1"
+LANGUAGES = ("en", "zh")
+VARIANTS = ("standard", "v1", "v2", "v2_split", "v3")
+# The page walks every tile that a head visits, and counts bytes as doubles.
+MOST_STEPS, MOST_BYTES = 1 << 20, 1 << 53
+
+CONSTANTS: tuple[tuple[str, str], ...] = (
+    ("problem", "DTYPE_BYTES"),
+    ("planner", "SPLIT_ROWS"),
+    ("legality", "MAX_GRID CONSUMER_REGISTERS ROWS_PER_WARP SPLIT_FP32_COLUMNS"),
+    (
+        "candidates",
+        "WARPS KEYS FP32_KEYS E4M3_KEYS V1_KEYS V1_STEPS SPLIT_WARPS SPLIT_KEYS SPLIT_STAGES"
+        " V3_STAGES",
+    ),
+    (
+        "plan",
+        "WARP LAZY_DTYPES SCALE_INPUTS WARPGROUP WARPGROUP_ROWS LOADER_THREADS SLAB_BYTES"
+        " HOPPER_SMEM V3_TAIL_BYTES MOST_SPLITS ENDS_TILES",
+    ),
+    (
+        "model.footprint",
+        "BASE_REGISTERS FRAGMENTS RING_REGISTERS V1_BASE V1_PER_ACCUMULATOR V1_SMALL V1_MOST"
+        " V1_MOST_WITH_OPTIONS MOST_REGISTERS SMALL_BLOCK_REGISTERS WIDE_REGISTERS SCORES_PER_LIMIT"
+        " FP32_REGISTERS MANY_SCORES SCORES_PER_LOAD MOST_LAZY_SCORES MOST_HELD LAZY_REGISTERS"
+        " OPTION_REGISTERS WANTED_BASE WANTED_PER_ACCUMULATOR SPLIT_REGISTERS COPIED_REGISTERS"
+        " FEW_KEYS SUMS_REGISTERS SUMS_PER_KEY AMPERE BLACKWELL V3_BASE DRIVER_BYTES MAX_SEQ",
+    ),
+    ("model.occupancy", "WARP_GRANULE"),
+    ("model.traffic", "L2_SHARE DRIFT"),
+    (
+        "model.steps",
+        "SOFTMAX_INSTRUCTIONS SOFTCAP_INSTRUCTIONS SOFTCAP_MUFU ALIBI_INSTRUCTIONS"
+        " DENSE_INSTRUCTIONS LAZY_SAVES ISSUE_SHOWS E4M3_SOFTMAX FP32_REREAD",
+    ),
+    (
+        "model.timeline",
+        "TERMS PIPES_SHOW SOFTMAX_SHOWS LONE_SHOWS FP32_PIPES_SHOW LAZY_PIPES_SHOW"
+        " LAZY_SOFTMAX_SHOWS LAZY_LONE_SHOWS SYNC_CLOCKS MMA_BLOCK_CLOCKS WGMMA_SHOWS WGMMA_WAITS"
+        " WGMMA_SYNC_CLOCKS WGMMA_TILE_CLOCKS ONE_Q_CLOCKS MASKED_TAIL V3_MASKED_TAIL"
+        " LIBRARY_MATMUL SOLO_DRAW",
+    ),
+)
+_GPU_FIELDS = (
+    "title compute_capability arch sm_count hbm_bytes l2_bytes smem_per_sm smem_per_block"
+    " smem_granularity smem_reserved smem_carveouts registers_per_sm registers_per_thread"
+    " register_granularity sub_partitions warps_per_sm blocks_per_sm threads_per_block cp_async"
+    " wgmma"
+).split()
+
+
+def page(
+    entry: Entry,
+    device: Gpu,
+    *,
+    reserve: int = 0,
+    measured: Iterable[Mapping[str, Any]] = (),
+    language: str = "en",
+) -> str:
+    """The page of a forward plan as text. Raises UsageError for what it cannot show."""
+    _check(entry)
+    data = document(entry, device, reserve=reserve, measured=measured, language=language)
+    text = json.dumps(data, separators=(",", ":"), ensure_ascii=False).replace("</", "<\\/")
+    names = ("words", "model", "events", "softmax", "view")
+    code = "\n".join(_file(f"{name}.js") for name in names)
+    parts = {"language": language, "style": _file("style.css"), "data": text, "code": code}
+    html = _file("template.html")
+    for name, part in parts.items():
+        html = html.replace(f"{{{{ {name} }}}}", part)
+    return html
+
+
+def document(
+    entry: Entry,
+    device: Gpu,
+    *,
+    reserve: int = 0,
+    measured: Iterable[Mapping[str, Any]] = (),
+    language: str = "en",
+) -> dict[str, Any]:
+    """What the page is made from; ``entry`` carries the numbers that its code must come to."""
+    return {
+        "schema": SCHEMA,
+        "language": language,
+        "problem": entry.problem.to_json(),
+        "gpu": device.name,
+        "reserve": reserve,
+        "entry": entry.to_json(),
+        "gpus": _gpus(device, entry.problem),
+        "constants": constants(),
+        "measured": [_measured(one, entry) for one in measured],
+    }
+
+
+def constants() -> dict[str, Any]:
+    """The model's numbers, by their names there."""
+    return {
+        name: getattr(import_module(f"fasim.{module}"), name)
+        for module, names in CONSTANTS
+        for name in names.split()
+    }
+
+
+def _check(entry: Entry) -> None:
+    if entry.pass_ != "fwd":
+        raise UsageError(
+            f"the page shows the forward pass, not {entry.pass_}",
+            hint="leave --pass out; `fasim explain --pass bwd` derives the backward pass",
+        )
+    if entry.tile is None:
+        raise UsageError(
+            f"{entry.algo} has no tiles to show",
+            hint="add --algo v1, v2 or v3: the page compares them with standard attention",
+        )
+    _check_size(entry)
+
+
+def _check_size(entry: Entry) -> None:
+    assert entry.tile, "checked"
+    assert entry.issued, "available entries carry their bytes"
+    tile = entry.tile
+    scores = entry.executed_flops // (4 * tile.block_q * tile.block_kv * entry.problem.head_dim)
+    steps_ = scores // units(entry.problem, entry.variant)
+    if steps_ > MOST_STEPS or entry.issued.total > MOST_BYTES:
+        raise UsageError(
+            f"a head of {steps_} tiles is too long to walk",
+            why=f"the page walks up to {MOST_STEPS} tiles and counts up to 2^53 bytes",
+            hint="show a shorter --seq: every tile of queries does the same",
+        )
+
+
+def _gpus(device: Gpu, asked: Problem) -> dict[str, Any]:
+    known = [gpu.load(name) for name in gpu.names()]
+    return {one.name: _gpu(one, asked) for one in (*known, device)}
+
+
+def _gpu(one: Gpu, asked: Problem) -> dict[str, Any]:
+    fields = {name: getattr(one, name) for name in _GPU_FIELDS}
+    rates = {name: _rates(one, name, asked) for name in VARIANTS}
+    return {"name": one.name, "tensor_flops": dict(one.tensor_flops), **fields, "rates": rates}
+
+
+def _rates(one: Gpu, variant: str, asked: Problem) -> dict[str, Any]:
+    found = asdict(silicon.rates(one, variant, asked))
+    del found["assumed"]
+    return found
+
+
+def _measured(one: Mapping[str, Any], entry: Entry) -> dict[str, Any]:
+    """A point of `fasim bench --json`, of this problem or another."""
+    try:
+        kernel, seconds = str(one["kernel"]), float(one["seconds"])
+        measured = Problem.from_json(one["problem"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise UsageError(
+            "this is no measurement", why=f"it lacks {error}", hint="give `fasim bench --json`"
+        ) from error
+    same = measured == entry.problem
+    return {"kernel": kernel, "seconds": seconds, "seq": measured.seq, "same": same}
+
+
+def _file(name: str) -> str:
+    return resources.files(__name__).joinpath(name).read_text(encoding="utf-8")
+
+
+__all__ = ["LANGUAGES", "constants", "document", "page"]
