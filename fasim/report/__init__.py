@@ -64,11 +64,11 @@ CONSTANTS: tuple[tuple[str, str], ...] = (
     ),
 )
 _GPU_FIELDS = (
-    "title compute_capability arch sm_count hbm_bytes l2_bytes smem_per_sm smem_per_block"
-    " smem_granularity smem_reserved smem_carveouts registers_per_sm registers_per_thread"
-    " register_granularity sub_partitions warps_per_sm blocks_per_sm threads_per_block cp_async"
-    " wgmma"
-).split()
+    *("title", "compute_capability", "arch", "sm_count", "hbm_bytes", "l2_bytes", "cp_async"),
+    *("smem_per_sm", "smem_per_block", "smem_granularity", "smem_reserved", "smem_carveouts"),
+    *("registers_per_sm", "registers_per_thread", "register_granularity", "sub_partitions"),
+    *("warps_per_sm", "blocks_per_sm", "threads_per_block", "wgmma"),
+)
 
 
 def page(
