@@ -580,7 +580,8 @@ def report(
     PLAN is a plan.json, a generated .cu, or - for standard input; without it the options plan.
     """
     entry, gpu = _planned(asked, plan)
-    from fasim import files, report as pages
+    from fasim import files
+    from fasim import report as pages
 
     points = [files.read_json(path) for path in measured]
     page = pages.page(entry, gpu, reserve=asked.reserve, measured=points, language=lang)

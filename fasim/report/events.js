@@ -29,7 +29,7 @@ function makeEvents(model) {
       if (what === "o") return own * p.head_dim_v * p.out;
       return what === "o_acc" || what === "o_part" ? own * p.head_dim_v * 4 : own * 4;
     };
-    return { p, t, variant, r, rows, clocks, seenBy, steps, bytes, queries: range(0, rows, t.m), splits: entry.splits || 1 };
+    return { p, t, variant, r, rows, clocks, seenBy, steps, bytes, queries: range(0, rows, t.m), splits: entry.splits || 1, background: gpu.cp_async };
   }
 
   // Bytes of a dense bias that a step reads: rows that skip a tile of keys together read none of it.
@@ -135,6 +135,13 @@ function makeEvents(model) {
     for (const load of kv) load.until = make.state.lanes.block;
   }
 
+  // In the background where the GPU can, else through the registers of the threads, which wait.
+  function copy(h, make, what, query, key) {
+    const e = make.move(h.background ? "copies" : "block", "block", "load", what, query, key, h.bytes(what, Math.max(query, 0), Math.max(key, 0)));
+    if (!h.background) make.state.lanes.block = e.end;
+    return e;
+  }
+
   // K, V, K, V … through a ring, ahead of the products that read them.
   function ring(h, make, role, query, keys, q) {
     const loads = keys.flatMap((key) => [["k", key], ["v", key]]), ahead = 2 * h.t.stages - 1;
@@ -142,7 +149,7 @@ function makeEvents(model) {
     const fill = (count) => {
       for (; count > 0 && arrived.length < loads.length; --count) {
         const [what, key] = loads[arrived.length];
-        arrived.push(make.move("copies", "block", "load", what, -1, key, h.bytes(what, 0, key)));
+        arrived.push(copy(h, make, what, -1, key));
       }
     };
     fill(ahead);
@@ -159,7 +166,7 @@ function makeEvents(model) {
   function v2Turn(h, make, query) {
     const role = blockRole(make);
     for (const [name, bytes] of constants(h)) role.load(name, -1, -1, bytes);
-    const q = make.move("copies", "block", "load", "q", query, -1, h.bytes("q", query, 0));
+    const q = copy(h, make, "q", query, -1);
     ring(h, make, role, query, h.steps(query).reverse(), q);
     make.state.lanes.block = Math.max(make.state.lanes.block, q.end);
     q.until = make.state.lanes.block;
@@ -173,7 +180,7 @@ function makeEvents(model) {
     if (split === h.splits) return combineTurn(h, make, h.queries[turn % perSplit]);
     const query = h.queries[turn % perSplit], keys = h.steps(query);
     const share = keys.slice(Math.floor((keys.length * split) / h.splits), Math.floor((keys.length * (split + 1)) / h.splits));
-    const q = make.move("copies", "block", "load", "q", query, -1, h.bytes("q", query, 0));
+    const q = copy(h, make, "q", query, -1);
     ring(h, make, role, query, share, q);
     make.state.lanes.block = Math.max(make.state.lanes.block, q.end);
     q.until = make.state.lanes.block;

@@ -1,14 +1,12 @@
 // Online softmax of one row, block by block, as the three versions do it, and the exact one.
 "use strict";
 
-// scores: blocks of numbers; values: as many numbers, the row's V of one column.
+// blocks: tiles of scores in the order in which they arrive; values: a number of V for each score.
 function onlineSoftmax(blocks, values, version) {
-  const order = blocks.map((_, i) => i);
-  if (version === "v3") order.reverse();
   let m = -Infinity, l = 0, o = 0;
   const starts = blocks.map((_, i) => blocks.slice(0, i).reduce((n, b) => n + b.length, 0));
-  return order.map((i) => {
-    const scores = blocks[i], own = values.slice(starts[i], starts[i] + scores.length);
+  return blocks.map((scores, i) => {
+    const own = values.slice(starts[i], starts[i] + scores.length);
     const next = Math.max(m, ...scores), base = next === -Infinity ? 0 : next;
     const alpha = Math.exp(m - base), p = scores.map((s) => Math.exp(s - base));
     const sum = p.reduce((a, b) => a + b, 0), added = p.reduce((a, w, j) => a + w * own[j], 0);

@@ -5,7 +5,7 @@
 const DATA = JSON.parse(document.getElementById("data").textContent);
 const MODEL = makeModel(DATA.constants, DATA.gpus), EVENTS = makeEvents(MODEL);
 const VERSIONS = ["v1", "v2", "v3"], ALGOS = ["standard", ...VERSIONS];
-const MOST_STEPS = 1 << 20, MOST_CELLS = 128;
+const MOST_STEPS = 1 << 18, MOST_CELLS = 128;
 const still = window.matchMedia("(prefers-reduced-motion: reduce)");
 const $ = (selector) => document.querySelector(selector);
 
@@ -194,18 +194,27 @@ function matrixGeometry(width, made) {
   return { left, size, height, cellX: size / across, cellY: height / down };
 }
 
+// The matrix as it stands and, in another colour, as it is when all visited tiles are done.
 function stillMatrix(entry, width) {
-  const made = matrixCells(entry), g = matrixGeometry(width, made), canvas = document.createElement("canvas");
-  const scale = window.devicePixelRatio || 1;
+  const made = matrixCells(entry), g = matrixGeometry(width, made);
+  const still = paintCells(made, g, width, (kind) => color(kind));
+  const done = paintCells(made, g, width, (kind) => (kind === "skip" ? null : color("done")));
+  return { ...made, g, still, done, width };
+}
+
+function paintCells(made, g, width, hue) {
+  const canvas = document.createElement("canvas"), scale = window.devicePixelRatio || 1;
   canvas.width = Math.max(1, Math.round(width * scale));
   canvas.height = Math.max(1, Math.round(g.height * scale));
   const context = canvas.getContext("2d"), gap = g.cellX > 5 && g.cellY > 5 ? 1 : 0;
   context.setTransform(scale, 0, 0, scale, 0, 0);
   made.kinds.forEach((line, i) => line.forEach((kind, j) => {
-    context.fillStyle = color(kind);
+    const fill = hue(kind);
+    if (!fill) return;
+    context.fillStyle = fill;
     context.fillRect(g.left + j * g.cellX, i * g.cellY, g.cellX - gap, g.cellY - gap);
   }));
-  return { ...made, g, canvas, width };
+  return canvas;
 }
 
 function drawMatrix(active) {
@@ -214,7 +223,7 @@ function drawMatrix(active) {
   const wide = canvas.parentNode.clientWidth - 26;
   if (!cells || cells.width !== wide) cells = stillMatrix(entry, wide);
   const { g } = cells, [context] = canvasContext(canvas, g.height + 2);
-  context.drawImage(cells.canvas, 0, 0, wide, g.height);
+  context.drawImage(cells.still, 0, 0, wide, g.height);
   if (!sim) return;
   const t = entry.t, place = (query, key) => [g.left + (key / t.n / cells.perColumn) * g.cellX, (query / t.m / cells.perRow) * g.cellY];
   drawDone(context, entry, sim, place);
@@ -234,16 +243,19 @@ function drawMatrix(active) {
 
 // Turns that are over: their rows, in V1 their columns, of the tiles visited.
 function drawDone(context, entry, sim, place) {
-  const first = turnAt(sim, state.time), { g } = cells, t = entry.t, p = entry.problem;
-  context.fillStyle = color("done");
-  if (entry.variant === "v1") {
-    const [x] = place(0, Math.min(first, cells.columns) * t.n);
-    context.fillRect(g.left, 0, x - g.left, g.height);
-    return;
-  }
-  const queries = cells.rows, finished = Math.min(first, queries), up = entry.variant === "v3" || (entry.variant === "v2" && p.mask === "causal");
-  const [, y] = place((up ? queries - finished : finished) * t.m, 0);
-  context.fillRect(g.left, up ? y : 0, g.size, up ? g.height - y : y);
+  const { g } = cells, t = entry.t, first = turnAt(sim, state.time);
+  if (entry.variant === "v1") return paste(context, g.left, 0, place(0, Math.min(first, cells.columns) * t.n)[0] - g.left, g.height);
+  const finished = Math.min(first, cells.rows), causal = entry.variant === "v2" && entry.problem.mask === "causal";
+  if (!causal && entry.variant !== "v3") return paste(context, g.left, 0, g.size, place(finished * t.m, 0)[1]);
+  const y = place((cells.rows - finished) * t.m, 0)[1];
+  return paste(context, g.left, y, g.size, g.height - y);
+}
+
+// A part of the matrix as it is when all is done.
+function paste(context, x, y, width, height) {
+  if (width <= 0 || height <= 0) return;
+  const scale = cells.done.width / cells.width;
+  context.drawImage(cells.done, x * scale, y * scale, width * scale, height * scale, x, y, width, height);
 }
 
 const tileText = (e, entry) => `Q ${e.query}–${Math.min(e.query + entry.t.m, entry.problem.seq * cellsGroup(entry)) - 1} × K ${e.key}–${e.key + entry.t.step - 1}`;
@@ -458,6 +470,7 @@ function drawEvent(context, e, x, width, y, left, readyX) {
 }
 
 function hatch(context, from, to, y) {
+  if (to <= from) return;
   context.save();
   context.beginPath();
   context.rect(from, y + 5, to - from, LANE_HEIGHT - 10);
@@ -484,7 +497,7 @@ function writeLaneStates(versions, canvas) {
   const w = words(), lines = [];
   for (const version of versions) {
     const sim = simOf(version), active = eventsBetween(sim, state.time, state.time + (entryOf(version) ? sim.duration / Math.max(sim.turns, 1) : 0));
-    for (const lane of lanesOf(sim)) lines.push(`${version.toUpperCase()} ${laneName(lane)}: ${laneState(active.filter((e) => e.lane === lane), w)}`);
+    for (const lane of lanesOf(sim)) lines.push(`${version.toUpperCase()} ${laneName(lane)}: ${laneState(active.filter((e) => e.lane === lane), w, state.time >= sim.duration)}`);
   }
   if (writeLaneStates.last === lines.join()) return;
   writeLaneStates.last = lines.join();
@@ -492,10 +505,11 @@ function writeLaneStates(versions, canvas) {
   canvas.setAttribute("aria-label", `${w.lanes}. ${lines.join("; ")}`);
 }
 
-function laneState(mine, w) {
+function laneState(mine, w, over) {
   const busy = mine.find((e) => e.start <= state.time && e.end > state.time && (e.kind === "product" || e.kind === "softmax" || e.bytes));
   if (busy) return `${w[busy.kind === "softmax" ? "softmaxWork" : busy.kind]} ${w[busy.what] || SHORT[busy.what] || busy.what}`;
   const next = mine.filter((e) => e.start > state.time).sort((a, b) => a.start - b.start)[0];
+  if (!next && over) return w.done;
   return next && next.waits && next.ready <= state.time ? `${w.wait} ${w.waits[next.waits] || next.waits}` : w.idle;
 }
 
@@ -535,7 +549,8 @@ function rooflinePoints() {
     const entry = entryOf(algo);
     if (entry) points.push({ ...point(entry, "plan", entry.t ? `${algo.toUpperCase()} ${entry.t.m}×${entry.t.n}` : algo), algo, why: "" });
   }
-  for (const one of DATA.measured.filter((m) => m.same)) points.push({ kind: "measured", label: w.measured, algo: state.version, x: points[points.length - 1].x, y: chosen.useful / one.seconds, seconds: one.seconds, why: one.kernel });
+  for (const one of DATA.measured.filter((m) => m.same)) points.push({ kind: "measured", label: w.measured, algo: state.version, x: chosen.useful / (chosen.dram.read + chosen.dram.write), y: chosen.useful / one.seconds, seconds: one.seconds, why: one.kernel });
+  points.sort((a, b) => a.seconds - b.seconds);
   return points.filter((one) => one.x > 0 && one.y > 0 && Number.isFinite(one.x) && Number.isFinite(one.y));
 }
 
@@ -547,12 +562,12 @@ function drawRoofline() {
   }
   const r = entry.gpu.rates[state.version === "v2" && entry.variant === "v2_split" ? "v2_split" : state.version], peak = r.matmul_flops * r.sms * r.clock_hz;
   const xs = points.map((one) => one.x), ys = points.map((one) => one.y), ridge = peak / r.hbm_bytes_s;
-  const span = [10 ** Math.floor(log10(Math.min(...xs, ridge) / 2)), 10 ** Math.ceil(log10(Math.max(...xs, ridge) * 2))];
-  const rates = [10 ** Math.floor(log10(Math.min(...ys) / 2)), 10 ** Math.ceil(log10(Math.max(peak, ...ys)))];
+  const span = [Math.min(...xs, ridge) / 3, Math.max(...xs, ridge) * 3];
+  const rates = [Math.min(...ys) / 2, Math.max(peak, ...ys) * 1.6];
   const plot = logPlot(560, 330, span, rates, w.intensity, w.rate, (v) => v, (v) => `${v / 1e12} T`);
   const low = Math.max(span[0], rates[0] / r.hbm_bytes_s);
   const roof = `<path d="M${plot.x(low)} ${plot.y(Math.max(low * r.hbm_bytes_s, rates[0]))}L${plot.x(ridge)} ${plot.y(peak)}L${plot.right} ${plot.y(peak)}" fill="none" stroke="var(--ink)" stroke-width="1.5"/><text class="small" x="${plot.right}" y="${plot.y(peak) - 4}" text-anchor="end">${flopsText(peak)}/s</text>`;
-  $("#roofline .drawing").innerHTML = `<svg viewBox="0 0 560 330" role="img" aria-label="${escaped(w.roofline)}">${plot.frame}${roof}${points.map((one) => mark(one, plot)).join("")}</svg>`;
+  $("#roofline .drawing").innerHTML = `<svg viewBox="0 0 560 330" role="img" aria-label="${escaped(w.roofline)}">${plot.frame}${roof}${[...points].sort((a, b) => (b.kind === "plan") - (a.kind === "plan")).map((one) => mark(one, plot)).join("")}</svg>`;
   $("#roofline .notes").innerHTML = points.map((one) => `<li data-point="${one.kind}">${escaped(`${one.label}: ${secondsText(one.seconds)}${one.why ? ` · ${one.kind === "rejected" ? `${w.neighbour}: ` : ""}${one.why}` : ""}`)}</li>`).join("");
 }
 
@@ -677,7 +692,7 @@ function drawStatic() {
   $("#kitchen-switch").hidden = state.language !== "zh";
   $("#kitchen-switch").style.display = state.language === "zh" ? "" : "none";
   $("#play").setAttribute("aria-label", state.playing ? w.pause : w.play);
-  $("#play").textContent = state.playing ? "⏸" : "▶";
+  $("#play").textContent = state.playing ? "❚❚" : "▶";
   writeSpeeds();
   stillMemory();
   drawRoofline();
@@ -772,7 +787,7 @@ function play(on) {
   state.playing = on;
   if (on && state.time >= duration()) state.time = 0;
   before = 0;
-  $("#play").textContent = on ? "⏸" : "▶";
+  $("#play").textContent = on ? "❚❚" : "▶";
   $("#play").setAttribute("aria-label", on ? words().pause : words().play);
   if (on) window.requestAnimationFrame(frame);
 }

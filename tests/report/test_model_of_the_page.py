@@ -66,8 +66,8 @@ def test_the_page_plans_what_the_planner_plans(planned: list[Entry]) -> None:
     script = f"""return data.map((data) => {{ {PLAN}
       return {list(ALGOS)}.map((algo) => {{
         const e = model.plan(p, gpu, algo);
-        return {{ ...e, problem: null, p: null, gpu: null, alternatives: (e.alternatives || []).map((a) => a.t),
-          rejected: (e.rejected || []).map((r) => [r.name, r.why[0]]) }};
+        return {{ ...e, problem: null, p: null, gpu: null,
+          alternatives: (e.alternatives || []).map((a) => a.t), rejected: (e.rejected || []).map((r) => [r.name, r.why[0]]) }};
       }});
     }});"""
     for entry, found in zip(planned, engine.run(script, documents(planned)), strict=True):
@@ -163,8 +163,9 @@ def test_the_events_are_the_models(planned: list[Entry]) -> None:
       const sim = simulate(entry), all = [];
       for (let i = 0; i < sim.turns; ++i) all.push(...sim.turn(i));
       const last = sim.turns, times = units(entry);
-      return {{ read: sim.read[last] * times, write: sim.write[last] * times, duration: sim.duration,
-        all: all.map((e) => [e.role, e.kind, e.what, e.query, e.key, e.bytes, e.start, e.end, e.lane]) }};
+      const parts = ["role", "kind", "what", "query", "key", "bytes", "start", "end", "lane"];
+      return {{ read: sim.read[last] * times, write: sim.write[last] * times,
+        duration: sim.duration, all: all.map((e) => parts.map((part) => e[part])) }};
     }});"""
     planned = [e for e in planned if e.problem.seq < 8192]
     for entry, found in zip(planned, engine.run(script, documents(planned)), strict=True):
