@@ -12,8 +12,9 @@ import statistics
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -140,6 +141,8 @@ class Measurement:
     device: Mapping[str, Any]
     timing: Timing
     sources: str
+    peers: tuple[Timing, ...] = ()  # in turns with the kernel
+    missing: Mapping[str, str] = field(default_factory=dict)  # peers that cannot, and why
 
     @property
     def seconds(self) -> float:
@@ -165,11 +168,16 @@ class Measurement:
             "device": dict(self.device),
             "sources": self.sources,
             **self.timing.to_json(),
+            "peers": [
+                {**peer.to_json(), "ratio": vars(ratio(self.timing, peer))} for peer in self.peers
+            ],
+            "missing": dict(self.missing),
         }
 
 
 def measure(kernel: Kernel, problem: Problem | None = None) -> Measurement:
-    """Run a kernel on random inputs of ``problem``'s shape (default: the planned one) and time it.
+    """Run a kernel on random inputs of ``problem``'s shape (default: the planned one) and time it,
+    in turns with what PyTorch has for the problem.
 
     Raises MissingToolError without a GPU, UsageError if the kernel cannot do this problem.
     """
@@ -185,8 +193,28 @@ def measure(kernel: Kernel, problem: Problem | None = None) -> Measurement:
         )
     call = gpu.launch_on_device(kernel, random_inputs(launch), launch)
     candidate = Candidate(kernel.stem, call, predicted_s(kernel, problem))
-    (timing,) = interleave([candidate])
-    return Measurement(kernel.stem, problem, device(), timing, sources_sha(kernel))
+    rivals, missing = rivals_of(problem)
+    timing, *others = interleave([candidate, *rivals])
+    sources = sources_sha(kernel)
+    return Measurement(kernel.stem, problem, device(), timing, sources, tuple(others), missing)
+
+
+def rivals_of(problem: Problem) -> tuple[list[Candidate], dict[str, str]]:
+    """What to time beside a kernel: PyTorch's attention for plain forward problems, the wheel of
+    FlashAttention-3 where it is installed. And, by name, why others are not there."""
+    options = (problem.mask == "window", problem.softcap, problem.bias != "none", problem.varlen)
+    if problem.pass_ != "fwd" or any(options) or problem.dtype == "e4m3":
+        return [], {"torch": "only plain forward problems are timed beside it"}
+    if find_spec("torch") is None:
+        return [], {"torch": "it is not installed"}
+    from fasim import peers
+
+    try:
+        found = peers.peers(problem, **peers.tensors(problem))
+    except (FasimError, RuntimeError) as error:  # no device for torch, or too little memory on it
+        return [], {"torch": str(error).split("\n")[0]}
+    rivals = [Candidate(peer.name, peer.launch) for peer in found if peer.launch]
+    return rivals, {peer.name: peer.reason for peer in found if not peer.launch}
 
 
 def predicted_s(kernel: Kernel, problem: Problem) -> float | None:

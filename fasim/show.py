@@ -311,6 +311,11 @@ def _measured_facts(measured: Measurement) -> Iterator[tuple[str, str]]:
         yield "predicted", "nothing: this GPU or tile is not one that fasim models"
     else:
         yield "predicted", f"{units.seconds(guess)}, {units.factor(guess / seconds)} the measured"
+    for peer in measured.peers:
+        took, times = units.seconds(peer.seconds), units.factor(peer.seconds / seconds)
+        yield f"beside {peer.name}", f"{took}, {times} the kernel's"
+    for name, reason in measured.missing.items():
+        yield f"no {name}", reason
 
 
 # ---- plans --------------------------------------------------------------------------------------

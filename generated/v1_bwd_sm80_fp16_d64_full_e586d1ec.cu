@@ -39,7 +39,7 @@
 //   from 163840    1024 bytes  L and D, slot 0
 //
 // templates, with the first 8 digits of their sha256
-//   c0df20f3  device/copy.cuh
+//   967bade8  device/copy.cuh
 //   a88d316f  device/copy_plain.cuh
 //   76c2f1b5  device/integers.cuh
 //   1122107a  device/last_key.cuh
@@ -52,7 +52,7 @@
 //   6364541a  device/tile.cuh
 //   c2706fe3  device/types.cuh
 //   e7ad649c  device/update_query_gradient.cuh
-//   e044eaeb  device/words.cuh
+//   8792d681  device/words.cuh
 //   474615da  kernels/v1_bwd.cu
 //   8644c7ee  parts/constants_bwd.cuh
 //   2c9f1fd9  parts/main_arrays.cuh
@@ -76,7 +76,7 @@
 // "head_dim_v": 64, "heads": 16, "incoherent": false, "kv_heads": 16, "out_dtype": "fp16", "pass":
 // "bwd", "scale": 0.125, "scales": "tensor", "seq": 1024, "seq_kv": 1024, "softcap": 0.0, "varlen":
 // false, "window": [-1, -1]}, "schema": "fasim.plan/1", "smem_bytes": 164864}
-// ---- the rest of the file has sha256 7f6a348cc1db7a1f50e0ce2903c3587156fef8e44dceb4de54a92988f22edfc7
+// ---- the rest of the file has sha256 8e9ea98f2c125c46667469d76d695402a3b57ef6b3c271ebe70e3045e55b44e0
 // FlashAttention, backward, in the paper's order (Dao et al. 2022, algorithm 4).
 //
 // Two kernels, launched one after the other with the same arguments:
@@ -268,6 +268,12 @@ __device__ constexpr int copy_bytes(int columns, int size = sizeof(Element)) {
   return bytes;
 }
 
+// The largest power of two that divides n, but no more than limit.
+__device__ constexpr int power_of_two_in(int n, int limit) {
+  const int power = n & -n;
+  return power < limit ? power : limit;
+}
+
 // The smallest power of two that is at least n, but no more than limit.
 __device__ constexpr int min_power_of_two(int n, int limit) {
   int power = 1;
@@ -315,17 +321,17 @@ __device__ __forceinline__ void copy(Element* to, const Element* from, bool vali
 
 // Fills a tile of kRows x kCols from rows of global memory, all threads together. What lies beyond
 // `rows` or kValidCols becomes zero, so padding never reaches a product. Of a whole tile nothing need
-// be asked, and its addresses are constants apart.
+// be asked, and its addresses are constants apart. As many threads share a row as divide its copies,
+// so that all have as many.
 template <int kRows, int kCols, int kValidCols, bool kSwizzled = true>
 __device__ __forceinline__ void copy_tile(Element* tile, const Element* source, i64 stride,
                                           int rows) {
   constexpr int kBytes = copy_bytes(kValidCols);
   constexpr int kElements = kBytes / int(sizeof(Element));
-  constexpr int kRowThreads = min_power_of_two(kCols / kElements, kThreads);
+  constexpr int kRowThreads = power_of_two_in(kCols / kElements, kThreads);
   constexpr int kRowStep = kThreads / kRowThreads, kColStep = kRowThreads * kElements;
-  constexpr int kColSteps = (kCols + kColStep - 1) / kColStep;
-  constexpr bool kEven = kCols == kValidCols && kCols % kColStep == 0 && kRows % kRowStep == 0;
-  constexpr bool kUnrolled = kEven && sizeof(Element) < 4;  // fp32 has no registers to spare
+  constexpr int kRowSteps = (kRows + kRowStep - 1) / kRowStep, kColSteps = kCols / kColStep;
+  constexpr bool kUnrolled = kCols == kValidCols && sizeof(Element) < 4;  // fp32 has no registers
   const int first_col = threadIdx.x % kRowThreads * kElements;
   const int first_row = threadIdx.x / kRowThreads;
   source += first_row * stride + first_col;
@@ -334,9 +340,11 @@ __device__ __forceinline__ void copy_tile(Element* tile, const Element* source, 
   };
   if (kUnrolled && rows >= kRows) {
 #pragma unroll
-    for (int i = 0; i < kRows / kRowStep * kColSteps; ++i) {
-      const int col = i % kColSteps * kColStep;
-      copy<kBytes>(at(first_row + i / kColSteps * kRowStep, first_col + col), source + col, true);
+    for (int i = 0; i < kRowSteps * kColSteps; ++i) {
+      const int row = i / kColSteps * kRowStep, col = i % kColSteps * kColStep;
+      if (row + kRowStep <= kRows || first_row + row < kRows) {  // all but the last rows: known now
+        copy<kBytes>(at(first_row + row, first_col + col), source + col, true);
+      }
       if ((i + 1) % kColSteps == 0) source += kRowStep * stride;
     }
     return;
@@ -347,11 +355,10 @@ __device__ __forceinline__ void copy_tile(Element* tile, const Element* source, 
     for (int i = 0; i < kColSteps; ++i) {
       const int col = first_col + i * kColStep;
       const bool valid = row < rows && col < kValidCols;
-      if (col < kCols) copy<kBytes>(at(row, col), source + i * kColStep, valid);
+      copy<kBytes>(at(row, col), source + i * kColStep, valid);
     }
     source += kRowStep * stride;
   }
-  if constexpr (kColSteps * kColStep != kCols) __syncwarp();  // for lanes that had less to copy
 }
 
 // ---- Matrix products on the tensor cores --------------------------------------------------------

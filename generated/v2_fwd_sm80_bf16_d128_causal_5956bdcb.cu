@@ -27,7 +27,7 @@
 //   from  49152   16384 bytes  K and V, ring slot 1
 //
 // templates, with the first 8 digits of their sha256
-//   c0df20f3  device/copy.cuh
+//   967bade8  device/copy.cuh
 //   f0c63492  device/copy_async.cuh
 //   9657e602  device/finish.cuh
 //   26282f8e  device/fragments.cuh
@@ -40,7 +40,7 @@
 //   6364541a  device/tile.cuh
 //   c2706fe3  device/types.cuh
 //   2655b8fc  device/values_mma.cuh
-//   e044eaeb  device/words.cuh
+//   8792d681  device/words.cuh
 //   5ed4d436  kernels/v2_fwd.cu
 //   77f6d870  parts/constants.cuh
 //   8a2896d0  parts/main.cu
@@ -65,7 +65,7 @@
 // "head_dim_v": 128, "heads": 32, "incoherent": false, "kv_heads": 8, "out_dtype": "bf16", "pass":
 // "fwd", "scale": 0.08838834764831843, "scales": "tensor", "seq": 8192, "seq_kv": 8192, "softcap":
 // 0.0, "varlen": false, "window": [-1, -1]}, "schema": "fasim.plan/1", "smem_bytes": 65536}
-// ---- the rest of the file has sha256 8426ce3a57906ff1f3a4d0a514cf0f05b8d10354e9f53070a8f34a060d4eddb1
+// ---- the rest of the file has sha256 b94bad9f23a0643c1adabb603f8a0493d7d3e26eae249acb4b5546c104b7e61f
 // FlashAttention-2, forward (Dao 2023, algorithm 1).
 //
 // One thread block per block of queries. It walks the keys and values once, from the last tile to
@@ -270,6 +270,12 @@ __device__ constexpr int copy_bytes(int columns, int size = sizeof(Element)) {
   return bytes;
 }
 
+// The largest power of two that divides n, but no more than limit.
+__device__ constexpr int power_of_two_in(int n, int limit) {
+  const int power = n & -n;
+  return power < limit ? power : limit;
+}
+
 // The smallest power of two that is at least n, but no more than limit.
 __device__ constexpr int min_power_of_two(int n, int limit) {
   int power = 1;
@@ -322,17 +328,17 @@ __device__ __forceinline__ void copy(Element* to, const Element* from, bool vali
 
 // Fills a tile of kRows x kCols from rows of global memory, all threads together. What lies beyond
 // `rows` or kValidCols becomes zero, so padding never reaches a product. Of a whole tile nothing need
-// be asked, and its addresses are constants apart.
+// be asked, and its addresses are constants apart. As many threads share a row as divide its copies,
+// so that all have as many.
 template <int kRows, int kCols, int kValidCols, bool kSwizzled = true>
 __device__ __forceinline__ void copy_tile(Element* tile, const Element* source, i64 stride,
                                           int rows) {
   constexpr int kBytes = copy_bytes(kValidCols);
   constexpr int kElements = kBytes / int(sizeof(Element));
-  constexpr int kRowThreads = min_power_of_two(kCols / kElements, kThreads);
+  constexpr int kRowThreads = power_of_two_in(kCols / kElements, kThreads);
   constexpr int kRowStep = kThreads / kRowThreads, kColStep = kRowThreads * kElements;
-  constexpr int kColSteps = (kCols + kColStep - 1) / kColStep;
-  constexpr bool kEven = kCols == kValidCols && kCols % kColStep == 0 && kRows % kRowStep == 0;
-  constexpr bool kUnrolled = kEven && sizeof(Element) < 4;  // fp32 has no registers to spare
+  constexpr int kRowSteps = (kRows + kRowStep - 1) / kRowStep, kColSteps = kCols / kColStep;
+  constexpr bool kUnrolled = kCols == kValidCols && sizeof(Element) < 4;  // fp32 has no registers
   const int first_col = threadIdx.x % kRowThreads * kElements;
   const int first_row = threadIdx.x / kRowThreads;
   source += first_row * stride + first_col;
@@ -341,9 +347,11 @@ __device__ __forceinline__ void copy_tile(Element* tile, const Element* source, 
   };
   if (kUnrolled && rows >= kRows) {
 #pragma unroll
-    for (int i = 0; i < kRows / kRowStep * kColSteps; ++i) {
-      const int col = i % kColSteps * kColStep;
-      copy<kBytes>(at(first_row + i / kColSteps * kRowStep, first_col + col), source + col, true);
+    for (int i = 0; i < kRowSteps * kColSteps; ++i) {
+      const int row = i / kColSteps * kRowStep, col = i % kColSteps * kColStep;
+      if (row + kRowStep <= kRows || first_row + row < kRows) {  // all but the last rows: known now
+        copy<kBytes>(at(first_row + row, first_col + col), source + col, true);
+      }
       if ((i + 1) % kColSteps == 0) source += kRowStep * stride;
     }
     return;
@@ -354,11 +362,10 @@ __device__ __forceinline__ void copy_tile(Element* tile, const Element* source, 
     for (int i = 0; i < kColSteps; ++i) {
       const int col = first_col + i * kColStep;
       const bool valid = row < rows && col < kValidCols;
-      if (col < kCols) copy<kBytes>(at(row, col), source + i * kColStep, valid);
+      copy<kBytes>(at(row, col), source + i * kColStep, valid);
     }
     source += kRowStep * stride;
   }
-  if constexpr (kColSteps * kColStep != kCols) __syncwarp();  // for lanes that had less to copy
 }
 
 // A thread's part of the scores and of the output: [16 rows][8 columns][row g: 2, row g + 8: 2].

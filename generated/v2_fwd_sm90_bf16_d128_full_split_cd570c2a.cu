@@ -37,7 +37,7 @@
 //
 // templates, with the first 8 digits of their sha256
 //   67f2059a  device/combine.cuh
-//   c0df20f3  device/copy.cuh
+//   967bade8  device/copy.cuh
 //   f0c63492  device/copy_async.cuh
 //   b145b0f2  device/copy_packed.cuh
 //   26282f8e  device/fragments.cuh
@@ -50,7 +50,7 @@
 //   6364541a  device/tile.cuh
 //   c2706fe3  device/types.cuh
 //   2655b8fc  device/values_mma.cuh
-//   e044eaeb  device/words.cuh
+//   8792d681  device/words.cuh
 //   352e33cd  kernels/v2_split.cu
 //   77f6d870  parts/constants.cuh
 //   8a2896d0  parts/main.cu
@@ -76,7 +76,7 @@
 // "fwd", "scale": 0.08838834764831843, "scales": "tensor", "seq": 1, "seq_kv": 32768, "softcap":
 // 0.0, "varlen": false, "window": [-1, -1]}, "schema": "fasim.plan/1", "slots": 264, "smem_bytes":
 // 102400}
-// ---- the rest of the file has sha256 4b15bdf0c7f0cdd7dff1e05ee828f03e253b4ed989d9386087e6526756ce2d24
+// ---- the rest of the file has sha256 daedcdf6b25a3c66f0931c4eb0a41bfbd262fd9d021ab66f7fc85062b1a03b48
 // FlashAttention-2, forward, for few queries against many keys: split keys (Flash-Decoding, Dao,
 // Haziza, Massa and Sizov 2023).
 //
@@ -285,6 +285,12 @@ __device__ constexpr int copy_bytes(int columns, int size = sizeof(Element)) {
   return bytes;
 }
 
+// The largest power of two that divides n, but no more than limit.
+__device__ constexpr int power_of_two_in(int n, int limit) {
+  const int power = n & -n;
+  return power < limit ? power : limit;
+}
+
 // The smallest power of two that is at least n, but no more than limit.
 __device__ constexpr int min_power_of_two(int n, int limit) {
   int power = 1;
@@ -337,17 +343,17 @@ __device__ __forceinline__ void copy(Element* to, const Element* from, bool vali
 
 // Fills a tile of kRows x kCols from rows of global memory, all threads together. What lies beyond
 // `rows` or kValidCols becomes zero, so padding never reaches a product. Of a whole tile nothing need
-// be asked, and its addresses are constants apart.
+// be asked, and its addresses are constants apart. As many threads share a row as divide its copies,
+// so that all have as many.
 template <int kRows, int kCols, int kValidCols, bool kSwizzled = true>
 __device__ __forceinline__ void copy_tile(Element* tile, const Element* source, i64 stride,
                                           int rows) {
   constexpr int kBytes = copy_bytes(kValidCols);
   constexpr int kElements = kBytes / int(sizeof(Element));
-  constexpr int kRowThreads = min_power_of_two(kCols / kElements, kThreads);
+  constexpr int kRowThreads = power_of_two_in(kCols / kElements, kThreads);
   constexpr int kRowStep = kThreads / kRowThreads, kColStep = kRowThreads * kElements;
-  constexpr int kColSteps = (kCols + kColStep - 1) / kColStep;
-  constexpr bool kEven = kCols == kValidCols && kCols % kColStep == 0 && kRows % kRowStep == 0;
-  constexpr bool kUnrolled = kEven && sizeof(Element) < 4;  // fp32 has no registers to spare
+  constexpr int kRowSteps = (kRows + kRowStep - 1) / kRowStep, kColSteps = kCols / kColStep;
+  constexpr bool kUnrolled = kCols == kValidCols && sizeof(Element) < 4;  // fp32 has no registers
   const int first_col = threadIdx.x % kRowThreads * kElements;
   const int first_row = threadIdx.x / kRowThreads;
   source += first_row * stride + first_col;
@@ -356,9 +362,11 @@ __device__ __forceinline__ void copy_tile(Element* tile, const Element* source, 
   };
   if (kUnrolled && rows >= kRows) {
 #pragma unroll
-    for (int i = 0; i < kRows / kRowStep * kColSteps; ++i) {
-      const int col = i % kColSteps * kColStep;
-      copy<kBytes>(at(first_row + i / kColSteps * kRowStep, first_col + col), source + col, true);
+    for (int i = 0; i < kRowSteps * kColSteps; ++i) {
+      const int row = i / kColSteps * kRowStep, col = i % kColSteps * kColStep;
+      if (row + kRowStep <= kRows || first_row + row < kRows) {  // all but the last rows: known now
+        copy<kBytes>(at(first_row + row, first_col + col), source + col, true);
+      }
       if ((i + 1) % kColSteps == 0) source += kRowStep * stride;
     }
     return;
@@ -369,11 +377,10 @@ __device__ __forceinline__ void copy_tile(Element* tile, const Element* source, 
     for (int i = 0; i < kColSteps; ++i) {
       const int col = first_col + i * kColStep;
       const bool valid = row < rows && col < kValidCols;
-      if (col < kCols) copy<kBytes>(at(row, col), source + i * kColStep, valid);
+      copy<kBytes>(at(row, col), source + i * kColStep, valid);
     }
     source += kRowStep * stride;
   }
-  if constexpr (kColSteps * kColStep != kCols) __syncwarp();  // for lanes that had less to copy
 }
 
 // Fills the query tile with packed rows: row r of all is query r / group of the group's head

@@ -41,12 +41,12 @@
 //   56ce5a2e  device/rows.cuh
 //   5346ffdf  device/schedule.cuh
 //   2ffa8e68  device/shared_v3.cuh
-//   fcba6e4a  device/softmax_in_place.cuh
+//   a70beb61  device/softmax_in_place.cuh
 //   ff62c690  device/store_tma.cuh
 //   567f0171  device/tensor_map.cuh
 //   689d4211  device/turn.cuh
 //   c2706fe3  device/types.cuh
-//   f7a7d9e4  kernels/v3_fwd.cu
+//   591d1208  kernels/v3_fwd.cu
 //   4aa7161c  parts/constants_v3.cuh
 //   2c9f1fd9  parts/main_arrays.cuh
 //   deb8bf17  parts/main_options.cuh
@@ -90,7 +90,7 @@
 // "fwd", "scale": 0.08838834764831843, "scales": "tensor", "seq": 8192, "seq_kv": 8192, "softcap":
 // 0.0, "varlen": false, "window": [-1, -1]}, "schema": "fasim.plan/1", "slots": 132, "smem_bytes":
 // 230400}
-// ---- the rest of the file has sha256 8e3993ab93c13766f3b1e65025370c7b247f5301376e4b94ef15d90baa654620
+// ---- the rest of the file has sha256 a66807d0dbdd60ee1be3342e012cc5cabca154a38bd8d1726cdf021e33f38bff
 // FlashAttention-3, forward (Shah et al. 2024, algorithms 1 and 2).
 //
 // A block stays on its SM and works on one tile of queries after the other. One warpgroup, the producer,
@@ -937,6 +937,7 @@ __device__ __forceinline__ void finish_products(float (&result)[1][kTiles][4]) {
 struct RowState {  // of the two rows of a thread
   float max[2];  // the largest score when it was last looked for
   float sum[2];
+  bool settled;  // all rows of the warp are
 };
 
 constexpr float kLargestSum = 16384.f;  // of a lane's weights in one tile; fp16 ends at 65504
@@ -945,7 +946,7 @@ constexpr float kLargestSum = 16384.f;  // of a lane's weights in one tile; fp16
 constexpr float kHugeExponent = 262144.f;
 
 __device__ __forceinline__ void reset(RowState& row) {
-  row = {{-kInfinity, -kInfinity}, {0.f, 0.f}};
+  row = {{-kInfinity, -kInfinity}, {0.f, 0.f}, false};
 }
 
 // Whether a row has a reference that a fused multiply-add may take away.
@@ -972,6 +973,7 @@ __device__ __forceinline__ void move_to(RowState& row, Accumulator& o, const flo
     row.sum[half] *= factor[half];
     row.max[half] = max[half];
   }
+  row.settled = all_settled(row, scale_log2);
   if (fresh) return;
 #pragma unroll
   for (int i = 0; i < kDV / 2; ++i) o[0][i / 4][i % 4] *= factor[i / 2 % 2];
@@ -1058,7 +1060,7 @@ template <typename Rescored>
 __device__ __forceinline__ void weigh(Scores& s, Accumulator& o, RowState& row, float scale_log2,
                                       bool fresh, const Rescored& rescored) {
   float sum[2], shift[2] = {row.max[0] * scale_log2, row.max[1] * scale_log2};
-  if (!all_settled(row, scale_log2)) settle(s, o, row, shift, scale_log2, fresh);
+  if (!row.settled) settle(s, o, row, shift, scale_log2, fresh);
   exponentials(s, shift, scale_log2);
   add_up(sum, s);
   if (__any_sync(~0u, fmaxf(sum[0], sum[1]) > kLargestSum)) {
@@ -1257,8 +1259,10 @@ v3_fwd_sm90a_bf16_d128_causal_fcc51ca1(
   while (more) {  // p holds the weights of tile n; whose scores are next?
     const bool ends = tile == last_tile;
     if (!ends) --tile;
-    if (ends) more = begin();
-    if (__all_sync(~0u, !more)) break;  // a vote: that the warp stays together, the compiler sees
+    if (ends) {
+      more = begin();
+      if (__all_sync(~0u, !more)) break;  // a vote: the compiler sees that the warp stays together
+    }
     start(n + 1);
     start_values_of(n);
     pass_turn(warpgroup);

@@ -149,6 +149,7 @@ class Worker {
 
   void prepare(Launch& launch, std::size_t shared_bytes);
   void run(u8* shared);
+  void rest() { stacks_.rest(); }
 
   Thread& thread() { return *current_; }
   Thread& thread(u32 index) { return threads_[index]; }
@@ -280,6 +281,7 @@ class Worker {
   // ---- TMA
   const TensorMap& tensor_map(const void* pointer, u32 rank, u32 place);
   void check_aligned(std::size_t offset, u32 swizzle, u32 place);
+  void check_box(const TensorMap& map, const int* at, bool store, u32 place);
   void check_bulk(const void* smem, const void* global, u32 bytes, u32 place);
   Landing begin_load(void* smem, u32 bytes, u32 swizzle, const void* mbarrier, u32 place);
   void fetch(const u8* from, u32 bytes, const Landing& landing);

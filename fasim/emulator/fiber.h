@@ -155,6 +155,12 @@ class Stacks {
     return new_fiber(stack + 4096, kStack - 4096 - stagger, entry);
   }
 
+  // Takes the guards away between launches: each splits a mapping, and a process has so many.
+  void rest() {
+    mprotect(base_ + kStack, kStack * guarded_, PROT_READ | PROT_WRITE);
+    guarded_ = 0;
+  }
+
   static void* owner_of(void* frame) {
     const auto address = reinterpret_cast<std::uintptr_t>(frame);
     return *reinterpret_cast<void**>(address & ~(kRegion - 1));

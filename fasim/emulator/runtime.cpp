@@ -85,6 +85,7 @@ void launch(const Request& request, Response& response) {
     threads.emplace_back([i] { workers[i].run(shared_memory()); });
   }
   for (std::thread& thread : threads) thread.join();
+  for (std::size_t i = 0; i < count; ++i) workers[i].rest();
   u64 first = ~u64(0);
   for (std::size_t i = 0; i < count; ++i) collect(response, workers[i], first);
   for (Array& array : launch.arrays) {

@@ -106,6 +106,20 @@ inline void Worker::check_aligned(std::size_t offset, u32 swizzle, u32 place) {
   }
 }
 
+// A device answers these with "illegal instruction" (recorded on an H200): a box whose rows do not
+// begin at a multiple of 16 bytes, and a store that begins before its tensor.
+inline void Worker::check_box(const TensorMap& map, const int* at, bool store, u32 place) {
+  if (i64(at[0]) * map.element_bytes % 16) {
+    fail(current_, "misaligned box", place,
+         "a box begins at element %d of its rows, which is no multiple of 16 bytes", at[0]);
+  }
+  for (u32 d = 0; store && d < map.rank; ++d) {
+    if (at[d] >= 0) continue;
+    fail(current_, "store before its tensor", place,
+         "a box begins at %d in dimension %u: only a load may begin below 0", at[d], d);
+  }
+}
+
 inline void Worker::check_bulk(const void* smem, const void* global, u32 bytes, u32 place) {
   const u32 window = u32(static_cast<const u8*>(smem) - shared_base_ - dynamic_) + window_;
   if (window % 16 || u64(global) % 16 || bytes % 16) {
@@ -122,6 +136,7 @@ inline void Worker::load_box(void* smem, const void* map_at, const void* mbarrie
   const TensorMap& map = tensor_map(map_at, rank, place);
   const std::size_t offset = shared_offset(smem, map.box_bytes(), place);
   check_aligned(offset, map.swizzle, place);
+  check_box(map, at, false, place);
   Landing landing = begin_load(smem, map.box_bytes(), map.swizzle, mbarrier, place);
   const u32 first = u32(offset - dynamic_) + window_;
   for_each_row(map, at, [&](u32 byte, u8* from, u32 bytes) {
@@ -202,6 +217,7 @@ inline void Worker::store_box(const void* map_at, const void* smem, const int* a
   const TensorMap& map = tensor_map(map_at, rank, place);
   const std::size_t offset = shared_offset(smem, map.box_bytes(), place);
   check_aligned(offset, map.swizzle, place);
+  check_box(map, at, true, place);
   if (adds && !map.floats) {
     fail(current_, "tensor map mismatch", place, "the emulator adds tensors of fp32 only");
   }

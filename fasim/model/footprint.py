@@ -60,6 +60,8 @@ AMPERE, BLACKWELL = (8, 0), 12
 V2_BACKWARD_REGISTERS, V2_BACKWARD_LEAST = 72, 64
 # What its options keep besides.
 BACKWARD_OPTION_REGISTERS = {"window": 4, "softcap": 8, "ALiBi": 4, "dense bias": 8, "sequences": 0}
+# What turns keep beside so many columns of dK and dV.
+TURN_REGISTERS, TURN_COLUMNS = 8, 256
 MMA_ROWS = 16  # the fewest queries of a tile
 # V1's plain copies on the way, in blocks of fewer than eight warps.
 V1_BACKWARD_COPIES = 16
@@ -316,6 +318,11 @@ def _v2_bwd_registers(problem: Problem, tiles: Tiles) -> Any:
     return np.maximum(needed, kept + V2_BACKWARD_LEAST)
 
 
+def _v2_ordered_registers(problem: Problem, tiles: Tiles) -> Any:
+    wide = gradient_columns(problem, tiles) > TURN_COLUMNS
+    return _v2_bwd_registers(problem, tiles) + TURN_REGISTERS * wide
+
+
 def gradient_columns(problem: Problem, tiles: Tiles) -> Ints:
     """Columns of dK and dV that a warp of V2's backward kernel has: warps that share keys take
     turns at blocks of 16."""
@@ -362,7 +369,8 @@ _REGISTERS: dict[tuple[str, str], _Count] = {
     ("v2_split", "fwd"): _v2_split_registers,
     ("v3", "fwd"): _v3_fwd_registers,
     ("v1", "bwd"): _v1_bwd_registers,
-    **{(name, "bwd"): _v2_bwd_registers for name in ("v2", "v2_ordered", "v2_second_pass")},
+    **dict.fromkeys((("v2", "bwd"), ("v2_second_pass", "bwd")), _v2_bwd_registers),
+    ("v2_ordered", "bwd"): _v2_ordered_registers,
     ("v3", "bwd"): _v3_bwd_registers,
 }
 

@@ -39,8 +39,9 @@ READS_SHOW = 0.1
 HIDDEN = 0.1
 # V2's backward has one barrier a step, and its warps drift between two: of all but the longest pipe
 # this share shows where a scheduler has one warp, an n-th of it where it has n; clocks of a step's
-# barrier. The share was chosen so that an A100 comes to FlashAttention-2's published rates; the
-# clocks were fitted to eight problems on an H200, and the A100 stays within 12 %.
+# barrier, more where warps of over 128 keys meet. The share was chosen so that an A100 comes to
+# FlashAttention-2's published rates; the clocks were fitted to eight problems on an H200, and the
+# A100 stays within 12 %.
 V2_BACKWARD_SHOWS, V2_BACKWARD_SYNC = 0.5, 1500.0
 # Taking turns: trips to the L2 a step, that of an acquire and those of a fence and a release.
 TURN_TRIPS = 3
@@ -171,7 +172,8 @@ class _Flash:
         if self.pass_ == "bwd" and self.algo.startswith("v2"):
             rest = V2_BACKWARD_SHOWS * (s.serial - s.longest_on_chip)
             rest /= self._warps_a_scheduler(resident)
-            waits = (V2_BACKWARD_SYNC + self._turn_clocks() + self._exposed()) / independent
+            meeting = V2_BACKWARD_SYNC * np.maximum(1.0, self.tiles.block_kv / 128)
+            waits = (meeting + self._turn_clocks() + self._exposed()) / independent
             return np.maximum(s.longest_on_chip + rest + waits, s.l2)
         if self.pass_ == "bwd":
             shown = 1 - HIDDEN * (1 - 1 / independent)

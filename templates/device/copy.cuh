@@ -1,16 +1,16 @@
 // Fills a tile of kRows x kCols from rows of global memory, all threads together. What lies beyond
 // `rows` or kValidCols becomes zero, so padding never reaches a product. Of a whole tile nothing need
-// be asked, and its addresses are constants apart.
+// be asked, and its addresses are constants apart. As many threads share a row as divide its copies,
+// so that all have as many.
 template <int kRows, int kCols, int kValidCols, bool kSwizzled = true>
 __device__ __forceinline__ void copy_tile(Element* tile, const Element* source, i64 stride,
                                           int rows) {
   constexpr int kBytes = copy_bytes(kValidCols);
   constexpr int kElements = kBytes / int(sizeof(Element));
-  constexpr int kRowThreads = min_power_of_two(kCols / kElements, kThreads);
+  constexpr int kRowThreads = power_of_two_in(kCols / kElements, kThreads);
   constexpr int kRowStep = kThreads / kRowThreads, kColStep = kRowThreads * kElements;
-  constexpr int kColSteps = (kCols + kColStep - 1) / kColStep;
-  constexpr bool kEven = kCols == kValidCols && kCols % kColStep == 0 && kRows % kRowStep == 0;
-  constexpr bool kUnrolled = kEven && sizeof(Element) < 4;  // fp32 has no registers to spare
+  constexpr int kRowSteps = (kRows + kRowStep - 1) / kRowStep, kColSteps = kCols / kColStep;
+  constexpr bool kUnrolled = kCols == kValidCols && sizeof(Element) < 4;  // fp32 has no registers
   const int first_col = threadIdx.x % kRowThreads * kElements;
   const int first_row = threadIdx.x / kRowThreads;
   source += first_row * stride + first_col;
@@ -19,9 +19,11 @@ __device__ __forceinline__ void copy_tile(Element* tile, const Element* source, 
   };
   if (kUnrolled && rows >= kRows) {
 #pragma unroll
-    for (int i = 0; i < kRows / kRowStep * kColSteps; ++i) {
-      const int col = i % kColSteps * kColStep;
-      copy<kBytes>(at(first_row + i / kColSteps * kRowStep, first_col + col), source + col, true);
+    for (int i = 0; i < kRowSteps * kColSteps; ++i) {
+      const int row = i / kColSteps * kRowStep, col = i % kColSteps * kColStep;
+      if (row + kRowStep <= kRows || first_row + row < kRows) {  // all but the last rows: known now
+        copy<kBytes>(at(first_row + row, first_col + col), source + col, true);
+      }
       if ((i + 1) % kColSteps == 0) source += kRowStep * stride;
     }
     return;
@@ -32,9 +34,8 @@ __device__ __forceinline__ void copy_tile(Element* tile, const Element* source, 
     for (int i = 0; i < kColSteps; ++i) {
       const int col = first_col + i * kColStep;
       const bool valid = row < rows && col < kValidCols;
-      if (col < kCols) copy<kBytes>(at(row, col), source + i * kColStep, valid);
+      copy<kBytes>(at(row, col), source + i * kColStep, valid);
     }
     source += kRowStep * stride;
   }
-  if constexpr (kColSteps * kColStep != kCols) __syncwarp();  // for lanes that had less to copy
 }

@@ -30,6 +30,12 @@ __device__ constexpr int copy_bytes(int columns, int size = sizeof(Element)) {
   return bytes;
 }
 
+// The largest power of two that divides n, but no more than limit.
+__device__ constexpr int power_of_two_in(int n, int limit) {
+  const int power = n & -n;
+  return power < limit ? power : limit;
+}
+
 // The smallest power of two that is at least n, but no more than limit.
 __device__ constexpr int min_power_of_two(int n, int limit) {
   int power = 1;

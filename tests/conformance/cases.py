@@ -552,7 +552,9 @@ def _tma_store(
     how: Boxes,
     common: dict[str, Any],
 ) -> Iterator[Case]:
-    """The boxes that were loaded, each element one more, on their way back."""
+    """The boxes that were loaded, each element one more, on their way back; none begins before the
+    tensor, which is an illegal instruction."""
+    at = np.maximum(at, 0)
     instruction = f"cp_async_bulk_tensor_{len(how.box)}d"
     wanted, plain = x.copy(), [box_of(x, c, how.box) + np.uint16(1) for c in at]
     for c, box in zip(at, plain, strict=True):
@@ -572,7 +574,7 @@ def _tma_store(
 def _tma_reduce() -> Case:
     sizes, box, rng = (40, 24), (32, 16), _rng("tma_reduce")
     start = rng.integers(-9, 9, sizes[::-1]).astype(np.float32)
-    at = _corners(sizes, box, 4, rng)
+    at = np.maximum(_corners(sizes, box, 4, rng), 0)
     boxes = rng.integers(-9, 9, (len(at), *box[::-1])).astype(np.float32)
     wanted = start.copy()
     for c, one in zip(at, boxes, strict=True):

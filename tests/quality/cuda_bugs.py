@@ -116,7 +116,7 @@ ORDER = (
         "v2 fp16 full",
         "    __syncthreads();\n    load(t + kSlots - 1);",
         "    load(t + kSlots - 1);\n    __syncthreads();",
-        "race",
+        ("race", "copy in flight"),
     ),
     Bug(
         "only one warp goes to the barrier",
@@ -188,7 +188,7 @@ ORDER = (
         "v2 bf16 causal",
         "accumulate(o_acc, p, slot(2 * j + 1));",
         "accumulate(o_acc, p, slot(2 * j));",
-        "copy in flight",
+        ("copy in flight", "race"),
     ),
     Bug(
         "V is taken from the slot before it, in a ring of four",
@@ -279,7 +279,7 @@ MEMORY = (
         "v2 bf16 causal",
         "if (row < rows) *reinterpret_cast<Word*>",
         "*reinterpret_cast<Word*>",
-        "race",
+        ("race", "out of bounds"),
         GROUPS,
     ),
     Bug(
@@ -335,7 +335,7 @@ MEMORY = (
         "v2 bf16 causal",
         "copy<kBytes>(at(row, col), source + i * kColStep, valid);",
         "copy<kBytes>(at(row, col), source + i * kColStep + 1, valid);",
-        "misaligned access",
+        ("misaligned access", "out of bounds"),
     ),
     Bug(
         "V is walked in the strides of K",

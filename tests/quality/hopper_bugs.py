@@ -451,6 +451,20 @@ CONFORMANCE = (
         "store in flight",
         "tma_reduce",
     ),
+    Bug(
+        "a store begins before its tensor",
+        "smem_raw, c[0], c[1]);",
+        "smem_raw, c[0] - 104, c[1]);",
+        "store before its tensor",
+        "tma_store_2d_128",
+    ),
+    Bug(
+        "boxes begin one element late",
+        "&full, c[0], c[1]);",
+        "&full, c[0] + 1, c[1]);",
+        "misaligned box",
+        "tma_load_2d_64",
+    ),
     Bug("a store leaves before its load", "    wait(&full, 0);\n", "", "copy in flight", "bulk"),
     Bug(
         "a slot is released before it is read",

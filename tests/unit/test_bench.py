@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 
-from fasim import bench
+from fasim import bench, show
 from fasim.bench import Candidate, Timing, interleave, ratio
+from fasim.problem import Problem
 
 
 @dataclass
@@ -102,3 +104,41 @@ def test_nvidia_smi_is_read_or_left_alone(
 ) -> None:
     monkeypatch.setattr(bench, "_smi", lambda query: printed)
     assert bench._smi_clocks() == read
+
+
+@dataclass(frozen=True)
+class Rival:
+    name: str
+    launch: Callable[[], object] | None
+    reason: str = ""
+
+
+def test_peers_that_run_are_timed_and_the_others_say_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = pytest.importorskip("torch")
+    from fasim import peers
+
+    def found(problem: Problem, **tensors: object) -> list[Rival]:
+        return [Rival("fa2", lambda: None), Rival("fa3", None, "no such wheel")]
+
+    monkeypatch.setattr(peers, "tensors", lambda problem: {"q": torch.zeros(1)})
+    monkeypatch.setattr(peers, "peers", found)
+    rivals, missing = bench.rivals_of(Problem())
+    assert [rival.name for rival in rivals] == ["fa2"]
+    assert missing == {"fa3": "no such wheel"}
+
+
+@pytest.mark.parametrize("changes", [{"pass_": "bwd"}, {"softcap": 9.0}, {"bias": "alibi"}])
+def test_peers_have_no_options_and_no_backward_pass(changes: dict[str, Any]) -> None:
+    rivals, missing = bench.rivals_of(Problem(**changes))
+    assert (rivals, list(missing)) == ([], ["torch"])
+
+
+def test_a_measurement_tells_of_its_peers() -> None:
+    ours, other = Timing("k", (1.0, 1.0), 20), Timing("fa2", (2.0, 3.0), 20)
+    device = {"name": "a GPU"}
+    measured = bench.Measurement("k", Problem(), device, ours, "", (other,), {"fa3": "no wheel"})
+    document = json.loads(json.dumps(measured.to_json()))
+    assert document["peers"][0]["ratio"] == {"median": 2.5, "low": 2.0, "high": 3.0}
+    facts = dict(show._measured_facts(measured))
+    assert facts["beside fa2"].endswith("2.50x the kernel's")
+    assert facts["no fa3"] == "no wheel"

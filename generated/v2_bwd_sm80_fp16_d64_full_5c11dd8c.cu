@@ -1,11 +1,11 @@
-// v2_bwd_sm90_bf16_d64_causal_ordered_e05fa692
+// v2_bwd_sm80_fp16_d64_full_5c11dd8c
 //
-// regenerate  fasim gen v2_bwd_sm90_bf16_d64_causal_ordered_e05fa692.cu
-// compile     nvcc -std=c++17 -arch=sm_90 -cubin v2_bwd_sm90_bf16_d64_causal_ordered_e05fa692.cu
-// run alone   nvcc -std=c++17 -arch=sm_90 -DFASIM_MAIN v2_bwd_sm90_bf16_d64_causal_ordered_e05fa692.cu && ./a.out
-// launch      v2_bwd_sm90_bf16_d64_causal_ordered_e05fa692_prepare<<<4096, 256, 0>>>, as planned
-// launch      v2_bwd_sm90_bf16_d64_causal_ordered_e05fa692<<<1024, 256, 164864>>>, as planned
-// launch      v2_bwd_sm90_bf16_d64_causal_ordered_e05fa692_finish<<<4096, 256, 0>>>, as planned
+// regenerate  fasim gen v2_bwd_sm80_fp16_d64_full_5c11dd8c.cu
+// compile     nvcc -std=c++17 -arch=sm_80 -cubin v2_bwd_sm80_fp16_d64_full_5c11dd8c.cu
+// run alone   nvcc -std=c++17 -arch=sm_80 -DFASIM_MAIN v2_bwd_sm80_fp16_d64_full_5c11dd8c.cu && ./a.out
+// launch      v2_bwd_sm80_fp16_d64_full_5c11dd8c_prepare<<<8192, 128, 0>>>, as planned
+// launch      v2_bwd_sm80_fp16_d64_full_5c11dd8c<<<2048, 128, 66048>>>, as planned
+// launch      v2_bwd_sm80_fp16_d64_full_5c11dd8c_finish<<<8192, 128, 0>>>, as planned
 //
 // arguments
 //   ptr    q           device memory
@@ -16,37 +16,36 @@
 //   ptr    lse         device memory
 //   ptr    delta       device memory
 //   ptr    dq_acc      device memory
-//   ptr    turns       device memory
 //   ptr    dq          device memory
 //   ptr    dk          device memory
 //   ptr    dv          device memory
 //   i32    heads       16
 //   i32    kv_heads    16
-//   i32    seq_q       4096
-//   i32    seq_kv      4096
-//   i64x3  q_strides   (4194304, 262144, 64)
-//   i64x3  k_strides   (4194304, 262144, 64)
-//   i64x3  v_strides   (4194304, 262144, 64)
-//   i64x3  o_strides   (4194304, 262144, 64)
-//   i64x3  do_strides  (4194304, 262144, 64)
+//   i32    seq_q       1024
+//   i32    seq_kv      1024
+//   i64x3  q_strides   (1048576, 65536, 64)
+//   i64x3  k_strides   (1048576, 65536, 64)
+//   i64x3  v_strides   (1048576, 65536, 64)
+//   i64x3  o_strides   (1048576, 65536, 64)
+//   i64x3  do_strides  (1048576, 65536, 64)
 //   f32    scale_log2  0.18033688011112042
 //   f32    scale       0.125
 //
 // shared memory
-//   from      0   32768 bytes  K, and dK at the end
-//   from  32768   32768 bytes  V, and dV at the end
-//   from  65536    8192 bytes  Q, slot 0
-//   from  73728    8192 bytes  dO, slot 0
-//   from  81920    8192 bytes  Q, slot 1
-//   from  90112    8192 bytes  dO, slot 1
-//   from  98304   32768 bytes  dS, slot 0
-//   from 131072   32768 bytes  dS, slot 1
-//   from 163840     512 bytes  L and D, slot 0
-//   from 164352     512 bytes  L and D, slot 1
+//   from      0   16384 bytes  K, and dK at the end
+//   from  16384   16384 bytes  V, and dV at the end
+//   from  32768    4096 bytes  Q, slot 0
+//   from  36864    4096 bytes  dO, slot 0
+//   from  40960    4096 bytes  Q, slot 1
+//   from  45056    4096 bytes  dO, slot 1
+//   from  49152    8192 bytes  dS, slot 0
+//   from  57344    8192 bytes  dS, slot 1
+//   from  65536     256 bytes  L and D, slot 0
+//   from  65792     256 bytes  L and D, slot 1
 //
 // templates, with the first 8 digits of their sha256
 //   e4e804e3  device/add_query_gradient.cuh
-//   c0df20f3  device/copy.cuh
+//   967bade8  device/copy.cuh
 //   f0c63492  device/copy_async.cuh
 //   76c2f1b5  device/integers.cuh
 //   354a138d  device/matmul_bwd.cuh
@@ -56,38 +55,34 @@
 //   577ba899  device/score_gradient.cuh
 //   091cdbcc  device/store_rows.cuh
 //   6364541a  device/tile.cuh
-//   d24b1fea  device/turns.cuh
 //   c2706fe3  device/types.cuh
-//   e044eaeb  device/words.cuh
+//   8792d681  device/words.cuh
 //   2f317bf8  kernels/v2_bwd.cu
 //   8644c7ee  parts/constants_bwd.cuh
 //   2c9f1fd9  parts/main_arrays.cuh
 //   b86622cb  parts/main_bwd.cu
 //   deb8bf17  parts/main_options.cuh
-//   0b6c6077  ptx/atom_add_u32.cuh
 //   337a472a  ptx/cp_async.cuh
-//   33562fdf  ptx/cvt_bf16x2.cuh
+//   42d2ca0a  ptx/cvt_f16x2.cuh
+//   23f60c67  ptx/cvt_f32_f16.cuh
 //   422cf4a7  ptx/ex2.cuh
-//   8f00a103  ptx/ld_acquire_u32.cuh
 //   5bef9f17  ptx/ldmatrix_x4.cuh
-//   0f317959  ptx/mma_m16n8k16_bf16.cuh
-//   7f47ad15  ptx/red_add_f32x4.cuh
-//   96d34c17  ptx/red_release_add_u32.cuh
+//   07544763  ptx/mma_m16n8k16_f16.cuh
+//   84027e88  ptx/red_add_f32.cuh
 //   9f71dff2  ptx/smem_address.cuh
 //
 
 // ---- plan
-// {"gpu": {"arch": "sm_90", "name": "h200-sxm5-141gb"}, "kernel": {"algo": "v2", "arch": "sm_90",
-// "bias": "none", "deterministic": true, "dq": "ordered", "dtype": "bf16", "head_dim": 64,
-// "head_dim_v": 64, "mask": "causal", "out_dtype": "bf16", "pack_gqa": false, "pass": "bwd",
-// "scales": "none", "softcap": false, "splits": false, "tile": {"block_kv": 256, "block_q": 64,
-// "p_in": "registers", "registers": 255, "stages": 2, "step_kv": 0, "warps": 8}, "varlen": false},
-// "problem": {"batch": 4, "bias": "none", "causal": true, "deterministic": true, "dtype": "bf16",
-// "head_dim": 64, "head_dim_v": 64, "heads": 16, "incoherent": false, "kv_heads": 16, "out_dtype":
-// "bf16", "pass": "bwd", "scale": 0.125, "scales": "tensor", "seq": 4096, "seq_kv": 4096,
-// "softcap": 0.0, "varlen": false, "window": [-1, -1]}, "schema": "fasim.plan/1", "smem_bytes":
-// 164864}
-// ---- the rest of the file has sha256 94d680a3090fedb057ab6ab82e6b5c8abe8fe2bf2e3aa56aa99a17173e6bfd0f
+// {"gpu": {"arch": "sm_80", "name": "a100-sxm4-80gb"}, "kernel": {"algo": "v2", "arch": "sm_80",
+// "bias": "none", "deterministic": false, "dtype": "fp16", "head_dim": 64, "head_dim_v": 64,
+// "mask": "full", "out_dtype": "fp16", "pack_gqa": false, "pass": "bwd", "scales": "none",
+// "softcap": false, "splits": false, "tile": {"block_kv": 128, "block_q": 32, "p_in": "registers",
+// "registers": 255, "stages": 2, "step_kv": 0, "warps": 4}, "varlen": false}, "problem": {"batch":
+// 16, "bias": "none", "causal": false, "deterministic": false, "dtype": "fp16", "head_dim": 64,
+// "head_dim_v": 64, "heads": 16, "incoherent": false, "kv_heads": 16, "out_dtype": "fp16", "pass":
+// "bwd", "scale": 0.125, "scales": "tensor", "seq": 1024, "seq_kv": 1024, "softcap": 0.0, "varlen":
+// false, "window": [-1, -1]}, "schema": "fasim.plan/1", "smem_bytes": 66048}
+// ---- the rest of the file has sha256 97349ec36d331d1930b3deede2aab99ae8e98853d1b2b1786a3f9ed2d2b6e7d5
 // FlashAttention-2, backward (Dao 2023, algorithm 2).
 //
 // Three kernels, launched one after the other with the same arguments:
@@ -97,9 +92,9 @@
 //            its part of dQ in HBM, in fp32
 //   finish   dQ, scaled and rounded
 //
-// dK and dV are sums in a fixed order. dQ is summed by atomic additions, in the order of the keys: see
-// Turns. S and P stand on their side, keys by queries, so that they feed dV and dK from registers;
-// only dS passes through shared memory, for dQ, a step later: one barrier a step is enough.
+// dK and dV are sums in a fixed order. dQ is summed by atomic additions in any order. S and P stand
+// on their side, keys by queries, so that they feed dV and dK from registers; only dS passes through
+// shared memory, for dQ, a step later: one barrier a step is enough.
 //
 //   paper   here                    paper   here
 //   B_r     kBlockQ                 T_r     q_tiles
@@ -117,8 +112,8 @@ struct Strides {  // of one tensor, in elements; its last dimension is contiguou
   i64 batch, head, seq;
 };
 
-using Element = u16;  // bf16
-using Output = u16;  // bf16
+using Element = u16;  // fp16
+using Output = u16;  // fp16
 
 // ---- Constants ----------------------------------------------------------------------------------
 
@@ -126,9 +121,9 @@ constexpr int kHeadDim = 64;  // d, of Q and K
 constexpr int kHeadDimV = 64;  // of V and O
 constexpr int kD = 64;  // as stored: whole 16-wide matrix steps, the rest zero
 constexpr int kDV = 64;
-constexpr int kBlockQ = 64;  // B_r: queries of one tile
-constexpr int kBlockKV = 256;  // B_c: keys of one tile
-constexpr int kWarps = 8;
+constexpr int kBlockQ = 32;  // B_r: queries of one tile
+constexpr int kBlockKV = 128;  // B_c: keys of one tile
+constexpr int kWarps = 4;
 constexpr int kThreads = 32 * kWarps;
 constexpr int kSplit = 1;  // warps that share keys, each with its columns of dK and dV
 constexpr int kWarpKeys = kBlockKV / kWarps * kSplit;
@@ -137,8 +132,8 @@ constexpr int kRowTiles = kWarpKeys / 16;
 constexpr int kStepQ = 32;  // queries whose scores fit the registers beside dK and dV …
 constexpr int kPartQ = kStepQ / kRowTiles;  // … and whose dP fits beside those
 constexpr int kRegisters = 255;  // of a thread: so many that as many blocks fit an SM as planned
-constexpr int kSmemBytes = 164864;
-constexpr bool kCausal = true;
+constexpr int kSmemBytes = 66048;
+constexpr bool kCausal = false;
 constexpr int kChunkElements = 16 / int(sizeof(Element));  // of the 16-byte unit of copies
 constexpr float kLog2e = 1.442695041f;
 
@@ -253,10 +248,9 @@ namespace ptx {
 
 // d += a b for one 16x8 tile, 16 deep. Lane 4 g + t holds d[0], d[1] = row g, columns 2t, 2t+1 and
 // d[2], d[3] = row g + 8. PTX ISA: mma.m16n8k16.
-__device__ __forceinline__ void mma_m16n8k16_bf16(float (&d)[4], const u32 (&a)[4], u32 b0,
-                                                  u32 b1) {
+__device__ __forceinline__ void mma_m16n8k16_f16(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
   asm volatile(
-      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+      "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
       "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
@@ -268,10 +262,10 @@ __device__ __forceinline__ void mma_m16n8k16_bf16(float (&d)[4], const u32 (&a)[
 namespace ptx {
 #ifndef FASIM_EMULATE
 
-// Two floats as bf16, rounded to nearest even, the first in the low half. PTX ISA: cvt.
-__device__ __forceinline__ u32 cvt_bf16x2(float low, float high) {
+// Two floats as f16, rounded to nearest even, the first in the low half. PTX ISA: cvt.
+__device__ __forceinline__ u32 cvt_f16x2(float low, float high) {
   u32 packed;
-  asm volatile("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
+  asm volatile("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
   return packed;
 }
 
@@ -281,40 +275,10 @@ __device__ __forceinline__ u32 cvt_bf16x2(float low, float high) {
 namespace ptx {
 #ifndef FASIM_EMULATE
 
-// Four floats added to global memory at a 16-byte boundary, each atomically, without the old values.
-// PTX ISA: red, .v4.f32.
-__device__ __forceinline__ void red_add_f32x4(float* global, const float (&x)[4]) {
-  asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(global), "f"(x[0]),
-               "f"(x[1]), "f"(x[2]), "f"(x[3])
-               : "memory");
-}
-
-#endif
-}  // namespace ptx
-
-namespace ptx {
-#ifndef FASIM_EMULATE
-
-// *address += x, atomically; returns the old value. PTX ISA: atom.
-__device__ __forceinline__ u32 atom_add_u32(u32* address, u32 x) {
-  u32 old;
-  asm volatile("atom.relaxed.gpu.add.u32 %0, [%1], %2;"
-               : "=r"(old)
-               : "l"(address), "r"(x)
-               : "memory");
-  return old;
-}
-
-#endif
-}  // namespace ptx
-
-namespace ptx {
-#ifndef FASIM_EMULATE
-
-// A word of global memory, and with it all that was released to it. PTX ISA: ld.acquire.
-__device__ __forceinline__ u32 ld_acquire_u32(const u32* global) {
-  u32 x;
-  asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(x) : "l"(global) : "memory");
+// An f16 as a float, exactly. PTX ISA: cvt.
+__device__ __forceinline__ float cvt_f32_f16(u16 half) {
+  float x;
+  asm volatile("cvt.f32.f16 %0, %1;" : "=f"(x) : "h"(half));
   return x;
 }
 
@@ -324,10 +288,9 @@ __device__ __forceinline__ u32 ld_acquire_u32(const u32* global) {
 namespace ptx {
 #ifndef FASIM_EMULATE
 
-// *global += x, atomically; whoever acquires the sum knows all that this thread knew. PTX ISA:
-// red.release.
-__device__ __forceinline__ void red_release_add_u32(u32* global, u32 x) {
-  asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(global), "r"(x) : "memory");
+// *global += x, atomically, without the old value. PTX ISA: red.
+__device__ __forceinline__ void red_add_f32(float* global, float x) {
+  asm volatile("red.relaxed.gpu.global.add.f32 [%0], %1;" ::"l"(global), "f"(x) : "memory");
 }
 
 #endif
@@ -357,6 +320,12 @@ __device__ constexpr int copy_bytes(int columns, int size = sizeof(Element)) {
   int bytes = 16;
   while (columns * size % bytes != 0) bytes /= 2;
   return bytes;
+}
+
+// The largest power of two that divides n, but no more than limit.
+__device__ constexpr int power_of_two_in(int n, int limit) {
+  const int power = n & -n;
+  return power < limit ? power : limit;
 }
 
 // The smallest power of two that is at least n, but no more than limit.
@@ -411,17 +380,17 @@ __device__ __forceinline__ void copy(Element* to, const Element* from, bool vali
 
 // Fills a tile of kRows x kCols from rows of global memory, all threads together. What lies beyond
 // `rows` or kValidCols becomes zero, so padding never reaches a product. Of a whole tile nothing need
-// be asked, and its addresses are constants apart.
+// be asked, and its addresses are constants apart. As many threads share a row as divide its copies,
+// so that all have as many.
 template <int kRows, int kCols, int kValidCols, bool kSwizzled = true>
 __device__ __forceinline__ void copy_tile(Element* tile, const Element* source, i64 stride,
                                           int rows) {
   constexpr int kBytes = copy_bytes(kValidCols);
   constexpr int kElements = kBytes / int(sizeof(Element));
-  constexpr int kRowThreads = min_power_of_two(kCols / kElements, kThreads);
+  constexpr int kRowThreads = power_of_two_in(kCols / kElements, kThreads);
   constexpr int kRowStep = kThreads / kRowThreads, kColStep = kRowThreads * kElements;
-  constexpr int kColSteps = (kCols + kColStep - 1) / kColStep;
-  constexpr bool kEven = kCols == kValidCols && kCols % kColStep == 0 && kRows % kRowStep == 0;
-  constexpr bool kUnrolled = kEven && sizeof(Element) < 4;  // fp32 has no registers to spare
+  constexpr int kRowSteps = (kRows + kRowStep - 1) / kRowStep, kColSteps = kCols / kColStep;
+  constexpr bool kUnrolled = kCols == kValidCols && sizeof(Element) < 4;  // fp32 has no registers
   const int first_col = threadIdx.x % kRowThreads * kElements;
   const int first_row = threadIdx.x / kRowThreads;
   source += first_row * stride + first_col;
@@ -430,9 +399,11 @@ __device__ __forceinline__ void copy_tile(Element* tile, const Element* source, 
   };
   if (kUnrolled && rows >= kRows) {
 #pragma unroll
-    for (int i = 0; i < kRows / kRowStep * kColSteps; ++i) {
-      const int col = i % kColSteps * kColStep;
-      copy<kBytes>(at(first_row + i / kColSteps * kRowStep, first_col + col), source + col, true);
+    for (int i = 0; i < kRowSteps * kColSteps; ++i) {
+      const int row = i / kColSteps * kRowStep, col = i % kColSteps * kColStep;
+      if (row + kRowStep <= kRows || first_row + row < kRows) {  // all but the last rows: known now
+        copy<kBytes>(at(first_row + row, first_col + col), source + col, true);
+      }
       if ((i + 1) % kColSteps == 0) source += kRowStep * stride;
     }
     return;
@@ -443,11 +414,10 @@ __device__ __forceinline__ void copy_tile(Element* tile, const Element* source, 
     for (int i = 0; i < kColSteps; ++i) {
       const int col = first_col + i * kColStep;
       const bool valid = row < rows && col < kValidCols;
-      if (col < kCols) copy<kBytes>(at(row, col), source + i * kColStep, valid);
+      copy<kBytes>(at(row, col), source + i * kColStep, valid);
     }
     source += kRowStep * stride;
   }
-  if constexpr (kColSteps * kColStep != kCols) __syncwarp();  // for lanes that had less to copy
 }
 
 // ---- Matrix products on the tensor cores --------------------------------------------------------
@@ -498,8 +468,8 @@ __device__ __forceinline__ void scores(Scores<kQueries>& s, const Element* keys,
       ptx::ldmatrix_x4(b, along_row<kCols>(b_first, depth / 8) + n * kRowBytes);
 #pragma unroll
       for (int i = 0; i < kRowTiles; ++i) {
-        ptx::mma_m16n8k16_bf16(s[i][n / 8], a[i], b[0], b[1]);
-        ptx::mma_m16n8k16_bf16(s[i][n / 8 + 1], a[i], b[2], b[3]);
+        ptx::mma_m16n8k16_f16(s[i][n / 8], a[i], b[0], b[1]);
+        ptx::mma_m16n8k16_f16(s[i][n / 8 + 1], a[i], b[2], b[3]);
       }
     }
   }
@@ -513,7 +483,7 @@ __device__ __forceinline__ void round_weights(Weights& p, const Scores<kQueries>
   for (int i = 0; i < kRowTiles * kQueries / 4; ++i) {
     const int tile = i / (kQueries / 4), step = i / 4 % (kQueries / 16), part = i % 4;
     const float (&pair)[4] = s[tile][2 * step + part / 2];
-    p[first / 16 + step][tile][part] = ptx::cvt_bf16x2(pair[part % 2 * 2], pair[part % 2 * 2 + 1]);
+    p[first / 16 + step][tile][part] = ptx::cvt_f16x2(pair[part % 2 * 2], pair[part % 2 * 2 + 1]);
   }
 }
 
@@ -529,8 +499,8 @@ __device__ __forceinline__ void accumulate(Accumulator<kCols>& sum, const u32 (&
     ptx::ldmatrix_x4_trans(b, along_row<kCols>(rows, 2 * kSplit * n));
 #pragma unroll
     for (int i = 0; i < kRowTiles; ++i) {
-      ptx::mma_m16n8k16_bf16(sum[i][2 * n], p[i], b[0], b[1]);
-      ptx::mma_m16n8k16_bf16(sum[i][2 * n + 1], p[i], b[2], b[3]);
+      ptx::mma_m16n8k16_f16(sum[i][2 * n], p[i], b[0], b[1]);
+      ptx::mma_m16n8k16_f16(sum[i][2 * n + 1], p[i], b[2], b[3]);
     }
   }
 }
@@ -681,20 +651,21 @@ __device__ __forceinline__ void query_gradient(QueryGradient& dq, const Element*
       ptx::ldmatrix_x4_trans(b, (b_first ^ 2 * n) + key * kKeyBytes);
 #pragma unroll
       for (int i = 0; i < kUnitRows / 16; ++i) {
-        ptx::mma_m16n8k16_bf16(dq[i][n / 8], a[i], b[0], b[1]);
-        ptx::mma_m16n8k16_bf16(dq[i][n / 8 + 1], a[i], b[2], b[3]);
+        ptx::mma_m16n8k16_f16(dq[i][n / 8], a[i], b[0], b[1]);
+        ptx::mma_m16n8k16_f16(dq[i][n / 8 + 1], a[i], b[2], b[3]);
       }
     }
   }
 }
 
-// Where element r of a lane's i-th fragment lies in its unit: four together, added as one.
+// Where element r of a lane's i-th fragment lies in its unit.
 __device__ __forceinline__ int unit_place(int i, int r) {
-  return (32 * i + threadIdx.x % 32) * 4 + r;
+  return (4 * i + r) * 32 + threadIdx.x % 32;
 }
 
 __device__ __forceinline__ void add_fragment(float* unit, int i, const float (&x)[4]) {
-  ptx::red_add_f32x4(unit + unit_place(i, 0), x);
+#pragma unroll
+  for (int r = 0; r < 4; ++r) ptx::red_add_f32(unit + unit_place(i, r), x[r]);
 }
 
 // The warps' share of dQ += dS K for one tile of queries.
@@ -713,59 +684,9 @@ __device__ __forceinline__ void add_query_gradient(float* dq_tile, const Element
   }
 }
 
-// ---- Turns --------------------------------------------------------------------------------------
-// Blocks add to a tile of dQ one after the other, in the order of their keys, so that its sum has the
-// same bits in every run. A counter says how many turns the tile has seen. One thread asks for the
-// block's turn before a barrier, another ends it after a later one: between the two all may add.
-//
-// A block waits only for blocks of lower numbers, and numbers are given out as blocks start. So it
-// waits for what runs or is done, whatever the order in which the hardware starts blocks.
-
-__device__ __forceinline__ int take_number(u32* started, unsigned char* shared) {
-  u32* place = reinterpret_cast<u32*>(shared);
-  if (threadIdx.x == 0) *place = ptx::atom_add_u32(started, 1);
-  __syncthreads();
-  const int number = int(*place);
-  __syncthreads();  // its place is free
-  return number;
-}
-
-// The number of a block of keys if all blocks of a head came before those of the next, from its
-// number in the order of turns: there kAbreast heads go side by side. Of one head few blocks run at
-// once then, and only those wait for each other: each a step behind the one before it.
-constexpr int kAbreast = 16;
-
-__device__ __forceinline__ int block_of(int number, int kv_tiles, int all_heads) {
-  const int first_head = number / (kAbreast * kv_tiles) * kAbreast;
-  const int abreast = min(kAbreast, all_heads - first_head);
-  const int rest = number - first_head * kv_tiles;
-  return (first_head + rest % abreast) * kv_tiles + rest / abreast;
-}
-
-// Whether it is this block's turn, as far as the thread that asks knows; the others trust it.
-__device__ __forceinline__ bool is_turn(const u32* counter, int turn) {
-  return threadIdx.x != kThreads - 1 || ptx::ld_acquire_u32(counter) == u32(turn);
-}
-
-__device__ __forceinline__ void wait_for_turn(const u32* counter, int turn) {
-#ifdef FASIM_DEBUG
-  for (u32 asked = 0; !is_turn(counter, turn); ++asked) {
-    if (asked == 1u << 24) __trap();
-  }
-#else
-  while (!is_turn(counter, turn)) {
-  }
-#endif
-}
-
-// After a barrier behind the block's additions.
-__device__ __forceinline__ void end_turn(u32* counter) {
-  if (threadIdx.x == 0) ptx::red_release_add_u32(counter, 1);
-}
-
 // ---- Output -------------------------------------------------------------------------------------
 __device__ __forceinline__ void store_pair(Element* to, float x, float y) {
-  *reinterpret_cast<u32*>(to) = ptx::cvt_bf16x2(x, y);
+  *reinterpret_cast<u32*>(to) = ptx::cvt_f16x2(x, y);
 }
 
 // The warps lay dK or dV out in shared memory, then write their rows in the widest words that the
@@ -805,8 +726,7 @@ __device__ __forceinline__ void store_rows(Element* tile, const Accumulator<kCol
 }
 
 // ---- Before and after ---------------------------------------------------------------------------
-__device__ __forceinline__ float to_float(Element x) { return __uint_as_float(u32(x) << 16); }
-
+__device__ __forceinline__ float to_float(Element x) { return ptx::cvt_f32_f16(x); }
 // kRowThreads lanes share a row, kRowElements each at a time.
 constexpr int kRowElements = copy_bytes(kHeadDimV) / int(sizeof(Element));
 constexpr int kRowThreads = min_power_of_two(kHeadDimV / kRowElements, 32);
@@ -832,7 +752,7 @@ __device__ __forceinline__ float row_product(const Element* x, const Element* y,
 
 // A pair of dQ, as far as the row reaches.
 __device__ __forceinline__ void store_two(Element* row, int column, float x, float y) {
-  const u32 pair = ptx::cvt_bf16x2(x, y);
+  const u32 pair = ptx::cvt_f16x2(x, y);
   if constexpr (kHeadDim % 2 == 0) {
     if (column < kHeadDim) *reinterpret_cast<u32*>(row + column) = pair;
   } else {
@@ -844,14 +764,14 @@ __device__ __forceinline__ void store_two(Element* row, int column, float x, flo
 // ---- Kernels ------------------------------------------------------------------------------------
 // clang-format off
 extern "C" __global__ void
-v2_bwd_sm90_bf16_d64_causal_ordered_e05fa692_prepare(
+v2_bwd_sm80_fp16_d64_full_5c11dd8c_prepare(
     const Element* __restrict__ q, const Element* __restrict__ k, const Element* __restrict__ v,
     const Element* __restrict__ o, const Element* __restrict__ dO, const float* __restrict__ lse,
-    float* __restrict__ delta, float* __restrict__ dq_acc, u32* __restrict__ turns,
-    Element* __restrict__ dq, Element* __restrict__ dk, Element* __restrict__ dv, const int heads,
-    const int kv_heads, const int seq_q, const int seq_kv, const Strides q_strides,
-    const Strides k_strides, const Strides v_strides, const Strides o_strides,
-    const Strides do_strides, const float scale_log2, const float scale) {
+    float* __restrict__ delta, float* __restrict__ dq_acc, Element* __restrict__ dq,
+    Element* __restrict__ dk, Element* __restrict__ dv, const int heads, const int kv_heads,
+    const int seq_q, const int seq_kv, const Strides q_strides, const Strides k_strides,
+    const Strides v_strides, const Strides o_strides, const Strides do_strides,
+    const float scale_log2, const float scale) {
   // clang-format on
   const int q_blocks = (seq_q + kBlockQ - 1) / kBlockQ;
   const int first = blockIdx.x % q_blocks * kBlockQ;
@@ -871,20 +791,18 @@ v2_bwd_sm90_bf16_d64_causal_ordered_e05fa692_prepare(
   for (int i = threadIdx.x; i < kBlockQ * kD / 4; i += kThreads) {
     dq_tile[i] = make_float4(0.f, 0.f, 0.f, 0.f);
   }
-  if (threadIdx.x == 0) turns[1 + blockIdx.x] = 0;  // of this tile of dQ
-  if (blockIdx.x == 0 && threadIdx.x == 1) turns[0] = 0;  // blocks of the main kernel that started
 }
 
 // clang-format off
 extern "C" __global__ void __maxnreg__(kRegisters)
-v2_bwd_sm90_bf16_d64_causal_ordered_e05fa692(
+v2_bwd_sm80_fp16_d64_full_5c11dd8c(
     const Element* __restrict__ q, const Element* __restrict__ k, const Element* __restrict__ v,
     const Element* __restrict__ o, const Element* __restrict__ dO, const float* __restrict__ lse,
-    float* __restrict__ delta, float* __restrict__ dq_acc, u32* __restrict__ turns,
-    Element* __restrict__ dq, Element* __restrict__ dk, Element* __restrict__ dv, const int heads,
-    const int kv_heads, const int seq_q, const int seq_kv, const Strides q_strides,
-    const Strides k_strides, const Strides v_strides, const Strides o_strides,
-    const Strides do_strides, const float scale_log2, const float scale) {
+    float* __restrict__ delta, float* __restrict__ dq_acc, Element* __restrict__ dq,
+    Element* __restrict__ dk, Element* __restrict__ dv, const int heads, const int kv_heads,
+    const int seq_q, const int seq_kv, const Strides q_strides, const Strides k_strides,
+    const Strides v_strides, const Strides o_strides, const Strides do_strides,
+    const float scale_log2, const float scale) {
   // clang-format on
   extern __shared__ __align__(128) unsigned char smem_raw[];
   Element* k_tile = reinterpret_cast<Element*>(smem_raw);
@@ -895,12 +813,9 @@ v2_bwd_sm90_bf16_d64_causal_ordered_e05fa692(
 
   // This block's keys. Under a causal mask the first ones are seen by the most queries.
   const int kv_tiles = (seq_kv + kBlockKV - 1) / kBlockKV;
-  // Its place in the order of turns; without queries there are none.
-  const int number = seq_q > 0 ? take_number(turns, smem_raw) : blockIdx.x;
-  const int block = block_of(number, kv_tiles, gridDim.x / kv_tiles);
-  const int first_key = block % kv_tiles * kBlockKV;
-  const int kv_head = block / kv_tiles % kv_heads;
-  const i64 batch = block / kv_tiles / kv_heads;
+  const int first_key = blockIdx.x % kv_tiles * kBlockKV;
+  const int kv_head = blockIdx.x / kv_tiles % kv_heads;
+  const i64 batch = blockIdx.x / kv_tiles / kv_heads;
   const int keys = min(kBlockKV, seq_kv - first_key);
   k += batch * k_strides.batch + kv_head * k_strides.head + first_key * k_strides.seq;
   v += batch * v_strides.batch + kv_head * v_strides.head + first_key * v_strides.seq;
@@ -916,9 +831,7 @@ v2_bwd_sm90_bf16_d64_causal_ordered_e05fa692(
   const int q_tiles = max(0, (end_query + kBlockQ - 1) / kBlockQ - first_tile);
   const int steps = group * q_tiles;
   const auto head_at = [&](int t) { return kv_head * group + t / q_tiles; };
-  // The last tile is seen by all blocks of keys, and they all begin with it: each reaches a tile a
-  // step after the one whose turn comes before.
-  const auto query_at = [&](int t) { return (q_blocks - 1 - t % q_tiles) * kBlockQ; };
+  const auto query_at = [&](int t) { return (first_tile + t % q_tiles) * kBlockQ; };
   const auto q_slot = [&](int t) { return slots + t % kSlots * kSlotElements; };
   const auto do_slot = [&](int t) { return q_slot(t) + kBlockQ * kD; };
   const auto ds_tile = [&](int t) { return weight_tiles + t % 2 * kWeightElements; };
@@ -947,18 +860,6 @@ v2_bwd_sm90_bf16_d64_causal_ordered_e05fa692(
     add_query_gradient(dq_acc + tile * (kBlockQ * kD), ds_tile(t), k_tile);
   };
 
-  const int turn = first_key / kBlockKV;  // so many blocks add to a tile before this one
-  const auto counter = [&](int t) {
-    return turns + 1 + (batch * heads + head_at(t)) * q_blocks + query_at(t) / kBlockQ;
-  };
-  bool in_turn = true;  // for the tile that is added to next
-  const auto await_turn = [&](int t) {
-    if (!in_turn) wait_for_turn(counter(t), turn);
-  };
-  const auto finish_turn = [&](int t) {
-    if (t >= 0) end_turn(counter(t));
-  };
-
   copy_tile<kBlockKV, kD, kHeadDim>(k_tile, k, k_strides.seq, keys);
   copy_tile<kBlockKV, kDV, kHeadDimV>(v_tile, v, v_strides.seq, keys);
   load(0);
@@ -976,11 +877,8 @@ v2_bwd_sm90_bf16_d64_causal_ordered_e05fa692(
   for (int t = 0; t < steps; ++t) {
     // Tile t has arrived, and every warp has made S of tile t - 1 and left its dS.
     ptx::cp_async_wait_group<0>();
-    await_turn(t - 1);
     __syncthreads();
     load(t + 1);
-    finish_turn(t - 2);
-    in_turn = is_turn(counter(t), turn);
     finish_tile(t - 1);
     const int query = query_at(t);
     const bool masked = crosses_mask(warp_key, query, span);
@@ -1007,12 +905,9 @@ v2_bwd_sm90_bf16_d64_causal_ordered_e05fa692(
   }
 
   ptx::cp_async_wait_group<0>();
-  await_turn(steps - 1);
   __syncthreads();
-  finish_turn(steps - 2);
   finish_tile(steps - 1);
   __syncthreads();  // the tiles of K and V are free for dK and dV
-  finish_turn(steps - 1);
   const i64 apart = 1;  // rows from a key of this head to the next
   const i64 row = (batch * kv_heads + kv_head) * seq_kv + first_key;
   store_rows<kD, kHeadDim>(k_tile, dk_acc, scale, dk + row * kHeadDim, apart * kHeadDim, keys);
@@ -1021,14 +916,14 @@ v2_bwd_sm90_bf16_d64_causal_ordered_e05fa692(
 
 // clang-format off
 extern "C" __global__ void
-v2_bwd_sm90_bf16_d64_causal_ordered_e05fa692_finish(
+v2_bwd_sm80_fp16_d64_full_5c11dd8c_finish(
     const Element* __restrict__ q, const Element* __restrict__ k, const Element* __restrict__ v,
     const Element* __restrict__ o, const Element* __restrict__ dO, const float* __restrict__ lse,
-    float* __restrict__ delta, float* __restrict__ dq_acc, u32* __restrict__ turns,
-    Element* __restrict__ dq, Element* __restrict__ dk, Element* __restrict__ dv, const int heads,
-    const int kv_heads, const int seq_q, const int seq_kv, const Strides q_strides,
-    const Strides k_strides, const Strides v_strides, const Strides o_strides,
-    const Strides do_strides, const float scale_log2, const float scale) {
+    float* __restrict__ delta, float* __restrict__ dq_acc, Element* __restrict__ dq,
+    Element* __restrict__ dk, Element* __restrict__ dv, const int heads, const int kv_heads,
+    const int seq_q, const int seq_kv, const Strides q_strides, const Strides k_strides,
+    const Strides v_strides, const Strides o_strides, const Strides do_strides,
+    const float scale_log2, const float scale) {
   // clang-format on
   const int q_blocks = (seq_q + kBlockQ - 1) / kBlockQ;
   const int first = blockIdx.x % q_blocks * kBlockQ;
@@ -1065,7 +960,7 @@ __global__ void fill(Element* x, i64 n, u32 seed) {
   const i64 i = blockIdx.x * i64(blockDim.x) + threadIdx.x;
   const u32 hash = (u32(i) * 2654435761u ^ seed) * 2246822519u;
   const float value = float(hash >> 8) / (1 << 23) - 1.f;
-  if (i < n) x[i] = u16(ptx::cvt_bf16x2(value, value));
+  if (i < n) x[i] = u16(ptx::cvt_f16x2(value, value));
 }
 
 template <typename T>
@@ -1111,19 +1006,18 @@ int main(int argc, char** argv) {
   float* delta = device_array<float>(rows);
   const i64 dq_tiles = q_grid;
   float* dq_acc = device_array<float>(dq_tiles * kBlockQ * kD);
-  u32* turns = device_array<u32>(1 + q_grid);
   Element* dq = device_array<Element>(rows * kHeadDim);
   Element* dk = device_array<Element>(keys * kHeadDim);
   Element* dv = device_array<Element>(keys * kHeadDimV);
-  const auto prepare = v2_bwd_sm90_bf16_d64_causal_ordered_e05fa692_prepare;
-  const auto kernel = v2_bwd_sm90_bf16_d64_causal_ordered_e05fa692;
-  const auto finish = v2_bwd_sm90_bf16_d64_causal_ordered_e05fa692_finish;
+  const auto prepare = v2_bwd_sm80_fp16_d64_full_5c11dd8c_prepare;
+  const auto kernel = v2_bwd_sm80_fp16_d64_full_5c11dd8c;
+  const auto finish = v2_bwd_sm80_fp16_d64_full_5c11dd8c_finish;
   cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSmemBytes);
   const auto launch = [&](auto entry, int grid, int smem_bytes) {
     // clang-format off
     entry<<<grid, kThreads, smem_bytes>>>(
-        q, k, v, o, dO, lse, delta, dq_acc, turns, dq, dk, dv, heads, kv_heads, seq_q, seq_kv,
-        q_strides, k_strides, v_strides, o_strides, do_strides, scale_log2, scale);
+        q, k, v, o, dO, lse, delta, dq_acc, dq, dk, dv, heads, kv_heads, seq_q, seq_kv, q_strides,
+        k_strides, v_strides, o_strides, do_strides, scale_log2, scale);
     // clang-format on
   };
   cudaEvent_t start, stop;
