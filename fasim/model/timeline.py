@@ -50,15 +50,17 @@ SYNC_CLOCKS = {"fwd": 250.0, "bwd": 2000.0}
 # A block's life outside its steps: its start, first loads, last stores.
 MMA_BLOCK_CLOCKS = {"fwd": 5000.0, "bwd": 6000.0}
 # ---- wgmma kernels (V3): a warpgroup's softmax runs under the other's matmul ----
-# Share of the shorter of the two that still shows; of what two warpgroups' softmax exceeds half of
-# their matmul by, as one has to wait for the other then; clocks of a step's barriers, of a tile of
-# queries besides its steps; tiles that the ragged end of a masked launch costs. Fitted to seven
-# tiles at 16,384 keys on an H200, and to 512 keys.
-WGMMA_SHOWS, WGMMA_WAITS = 0.34, 0.9
-WGMMA_SYNC_CLOCKS = 60.0
-WGMMA_TILE_CLOCKS, ONE_Q_CLOCKS = 2200.0, 3500.0  # the second where the next Q finds no room
+# Clocks that a step shows of the shorter of the two where it is as long as the other, less in
+# proportion where it is shorter, and more beyond 128 keys; share that two warpgroups show of what
+# their softmax exceeds half of their matmul by, as one has to wait for the other then. Clocks of a
+# tile of queries besides its steps: of all, of one whose Q has to wait for the last, of each step
+# that masks. Tiles that the ragged end of a masked launch costs. Fitted to eight tiles at 16,384
+# keys on an H200, and to 512.
+WGMMA_SHOWN_CLOCKS, WGMMA_WAITS = 700.0, 0.4
+WGMMA_TILE_CLOCKS, ONE_Q_CLOCKS, MASKED_STEP_CLOCKS = 2200.0, 3500.0, 1000.0
+WGMMA_SHOWS, WGMMA_SYNC_CLOCKS = 0.2, 60.0  # backward: share of the shorter, a step's barriers
 WGMMA_BLOCK_CLOCKS = 2000.0  # backward
-MASKED_TAIL, V3_MASKED_TAIL = 0.5, 0.3
+MASKED_TAIL, V3_MASKED_TAIL = 0.5, 0.1
 # ---- standard attention: share of the peak that a library's batched matmul reaches ----
 LIBRARY_MATMUL = 0.75
 # How many SMs' worth of HBM bandwidth one SM can draw when the others are idle.
@@ -165,8 +167,12 @@ class _Flash:
             longest = np.maximum(np.maximum(s.tensor, s.softmax), s.smem)
             waits = WGMMA_WAITS * np.maximum(0, s.softmax - s.tensor / 2)
             waits = waits * ((self.tiles.warps <= 2 * WARPGROUP) & (self.pass_ == "fwd"))
-            shown = WGMMA_SHOWS * np.minimum(s.tensor, s.softmax) + waits
-            return np.maximum(longest + shown + WGMMA_SYNC_CLOCKS, s.l2)
+            shorter, longer = np.minimum(s.tensor, s.softmax), np.maximum(s.tensor, s.softmax)
+            wide = np.maximum(1.0, self.tiles.block_kv / 128)
+            shown = WGMMA_SHOWN_CLOCKS * wide * shorter / np.maximum(longer, 1) + waits
+            if self.pass_ == "bwd":
+                shown = WGMMA_SHOWS * shorter + WGMMA_SYNC_CLOCKS
+            return np.maximum(longest + shown, s.l2)
         independent = self._independent(resident)
         sync = SYNC_CLOCKS[self.pass_]
         if self.pass_ == "bwd" and self.algo.startswith("v2"):
@@ -271,7 +277,8 @@ class _Flash:
         """V3: what a tile of queries takes besides its steps; the next one's begin meanwhile."""
         p = self.problem
         one_q = v3_smem(p.head_dim, p.head_dim_v, self.tiles, 2, 1) > HOPPER_SMEM
-        return np.asarray(WGMMA_TILE_CLOCKS + ONE_Q_CLOCKS * one_q)
+        masked = ceil_div(self.tiles.block_q, self.tiles.block_kv) * (p.mask != "full")
+        return np.asarray(WGMMA_TILE_CLOCKS + ONE_Q_CLOCKS * one_q + MASKED_STEP_CLOCKS * masked)
 
     def _ends_bytes(self) -> Ints:
         """What a block loads before its first step and stores after its last."""
