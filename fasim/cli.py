@@ -587,7 +587,7 @@ def report(
     page = pages.page(entry, gpu, reserve=asked.reserve, measured=points, language=lang)
     path = files.target(out, "report.html")
     files.write(path, page)
-    screen.line(f"wrote {path} ({len(page.encode()) / 1024:.0f} KiB)")
+    screen.line(f"wrote {path} ({entry.algo}, tiles of {entry.tile})")
     if opened:
         click.launch(str(path))
 

@@ -2,7 +2,7 @@
 
 A stream of events for each algorithm, in the order in which a kernel's roles issue them. Summed
 over the heads, the bytes are the issued traffic of traffic.py, tensor by tensor; the emulator sees
-a kernel do the same in the same order (tests/emulator/test_events.py).
+a kernel do the same in the same order (tests/emulator/test_event_order.py).
 
 Sources: Dao et al. 2022, algorithm 1 (V1: keys outside); Dao 2023, algorithm 1 (V2: queries
 outside); Shah et al. 2024, algorithms 1 and 2 (V3: a producer fills a ring, consumers keep the

@@ -56,8 +56,9 @@ CONSTANTS: tuple[tuple[str, str], ...] = (
     (
         "model.timeline",
         "TERMS PIPES_SHOW SOFTMAX_SHOWS LONE_SHOWS FP32_PIPES_SHOW LAZY_PIPES_SHOW"
-        " LAZY_SOFTMAX_SHOWS LAZY_LONE_SHOWS SYNC_CLOCKS MMA_BLOCK_CLOCKS WGMMA_SHOWS WGMMA_WAITS"
-        " WGMMA_SYNC_CLOCKS WGMMA_TILE_CLOCKS ONE_Q_CLOCKS MASKED_TAIL V3_MASKED_TAIL"
+        " LAZY_SOFTMAX_SHOWS LAZY_LONE_SHOWS SYNC_CLOCKS MMA_BLOCK_CLOCKS WGMMA_SHOWN_CLOCKS"
+        " WGMMA_WAITS WGMMA_SYNC_CLOCKS WGMMA_TILE_CLOCKS ONE_Q_CLOCKS MASKED_STEP_CLOCKS"
+        " MASKED_TAIL V3_MASKED_TAIL"
         " LIBRARY_MATMUL SOLO_DRAW",
     ),
 )
@@ -108,7 +109,7 @@ def document(
         "entry": entry.to_json(),
         "gpus": _gpus(device, entry.problem),
         "constants": constants(),
-        "measured": [_measured(one, entry) for one in measured],
+        "measured": [point for one in measured for point in _measured(one, entry)],
     }
 
 
@@ -158,17 +159,19 @@ def _rates(one: Gpu, variant: str, asked: Problem) -> dict[str, Any]:
     return found
 
 
-def _measured(one: Mapping[str, Any], entry: Entry) -> dict[str, Any]:
-    """A point of `fasim bench --json`, of this problem or another."""
+def _measured(one: Mapping[str, Any], entry: Entry) -> list[dict[str, Any]]:
+    """The points of a `fasim bench --json`: the kernel and those it was timed beside."""
     try:
-        kernel, seconds = str(one["kernel"]), float(one["seconds"])
-        measured = Problem.from_json(one["problem"])
-    except (KeyError, TypeError, ValueError) as error:
+        same = Problem.from_json(one["problem"]) == entry.problem
+        timed = [(one["kernel"], one["seconds"])]
+        timed += [(peer["name"], peer["seconds"]) for peer in one.get("peers", ())]
+        return [{"name": str(n), "seconds": float(s), "same": same} for n, s in timed]
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise UsageError(
-            "this is no measurement", why=f"it lacks {error}", hint="give `fasim bench --json`"
+            "this is no measurement",
+            why=f"{type(error).__name__}: {error}",
+            hint="give what `fasim bench --json` prints",
         ) from error
-    same = measured == entry.problem
-    return {"kernel": kernel, "seconds": seconds, "seq": measured.seq, "same": same}
 
 
 def _file(name: str) -> str:

@@ -581,8 +581,9 @@ function makeModel(C, GPUS) {
     if (variant === "v3") {
       const longest = Math.max(Math.max(s.tensor, s.softmax), s.smem);
       const waits = t.warps <= 2 * C.WARPGROUP ? C.WGMMA_WAITS * Math.max(0, s.softmax - s.tensor / 2) : 0;
-      const shown = C.WGMMA_SHOWS * Math.min(s.tensor, s.softmax) + waits;
-      return () => Math.max(longest + shown + C.WGMMA_SYNC_CLOCKS, s.l2);
+      const shorter = Math.min(s.tensor, s.softmax), longer = Math.max(s.tensor, s.softmax), wide = Math.max(1, t.n / 128);
+      const shown = (C.WGMMA_SHOWN_CLOCKS * wide * shorter) / Math.max(longer, 1) + waits;
+      return () => Math.max(longest + shown, s.l2);
     }
     let [pipes, softmax, alone] = [C.PIPES_SHOW, C.SOFTMAX_SHOWS, C.LONE_SHOWS];
     if (p.dtype === "fp32") pipes = C.FP32_PIPES_SHOW;
@@ -622,7 +623,8 @@ function makeModel(C, GPUS) {
     else if (steps === null) steps = v.steps / Math.max(v.q_tiles, 1);
     if (variant === "v3") {
       const oneQ = v3Smem(p, t, [2, 1]) > C.HOPPER_SMEM ? C.ONE_Q_CLOCKS : 0;
-      return steps * law(resident) + (C.WGMMA_TILE_CLOCKS + oneQ);
+      const masked = p.mask === "full" ? 0 : C.MASKED_STEP_CLOCKS * ceilDiv(t.m, t.n);
+      return steps * law(resident) + (C.WGMMA_TILE_CLOCKS + oneQ + masked);
     }
     const ends = (C.MMA_BLOCK_CLOCKS.fwd + s.serial / 2) / independent(f, resident);
     return steps * law(resident) + ends + (t.m * (p.head_dim * p.e + p.head_dim_v * p.out)) / r.l2_bytes;

@@ -536,6 +536,9 @@ function logPlot(width, height, [x0, x1], [y0, y1], xTitle, yTitle, unitX = Stri
 
 const VERSION_COLOR = { standard: "wait", v1: "k", v2: "q", v3: "v" };
 
+// Measurements are of the page's own problem and GPU.
+const asPlanned = () => state.gpu.name === DATA.gpu && JSON.stringify(state.problem) === JSON.stringify(MODEL.problemOf(DATA.problem));
+
 function rooflinePoints() {
   const w = words(), point = (entry, kind, label) => ({ kind, label, x: entry.useful / (entry.dram.read + entry.dram.write), y: entry.useful / entry.time.seconds, seconds: entry.time.seconds });
   const chosen = entryOf(state.version), points = [];
@@ -549,7 +552,7 @@ function rooflinePoints() {
     const entry = entryOf(algo);
     if (entry) points.push({ ...point(entry, "plan", entry.t ? `${algo.toUpperCase()} ${entry.t.m}×${entry.t.n}` : algo), algo, why: "" });
   }
-  for (const one of DATA.measured.filter((m) => m.same)) points.push({ kind: "measured", label: w.measured, algo: state.version, x: chosen.useful / (chosen.dram.read + chosen.dram.write), y: chosen.useful / one.seconds, seconds: one.seconds, why: one.kernel });
+  for (const one of asPlanned() ? DATA.measured.filter((m) => m.same) : []) points.push({ kind: "measured", label: w.measured, algo: state.version, x: chosen.useful / (chosen.dram.read + chosen.dram.write), y: chosen.useful / one.seconds, seconds: one.seconds, why: one.name });
   points.sort((a, b) => a.seconds - b.seconds);
   return points.filter((one) => one.x > 0 && one.y > 0 && Number.isFinite(one.x) && Number.isFinite(one.y));
 }

@@ -63,14 +63,19 @@ def documents(planned: list[Entry]) -> list[dict[str, Any]]:
 
 
 def test_the_page_plans_what_the_planner_plans(planned: list[Entry]) -> None:
+    check_plans(planned)
+
+
+def check_plans(planned: list[Entry], **edits: tuple[str, str]) -> None:
     script = f"""return data.map((data) => {{ {PLAN}
       return {list(ALGOS)}.map((algo) => {{
-        const e = model.plan(p, gpu, algo);
+        const e = model.plan(p, gpu, algo), {{ alternatives = [], rejected = [] }} = e;
         return {{ ...e, problem: null, p: null, gpu: null,
-          alternatives: (e.alternatives || []).map((a) => a.t), rejected: (e.rejected || []).map((r) => [r.name, r.why[0]]) }};
+          alternatives: alternatives.map((a) => a.t),
+          rejected: rejected.map((r) => [r.name, r.why[0]]) }};
       }});
     }});"""
-    for entry, found in zip(planned, engine.run(script, documents(planned)), strict=True):
+    for entry, found in zip(planned, engine.run(script, documents(planned), **edits), strict=True):
         device = gpu.load(entry.gpu)
         for algo, one in zip(ALGOS, found, strict=True):
             compare(expected(entry.problem, algo, entry), one, device.name)
@@ -89,6 +94,7 @@ def compare(entry: Entry | NoPlanError, one: dict[str, Any], device: str) -> Non
         return
     assert entry.issued
     assert entry.dram
+    assert "hbm" in one, one.get("illegal")
     assert one["hbm"] == {
         "inputs": entry.hbm.inputs,
         "outputs": entry.hbm.outputs,
@@ -158,6 +164,10 @@ def test_an_illegal_tile_says_which_limit_it_breaks(
 
 
 def test_the_events_are_the_models(planned: list[Entry]) -> None:
+    check_events(planned)
+
+
+def check_events(planned: list[Entry], **edits: tuple[str, str]) -> None:
     script = f"""return data.map((data) => {{ {PLAN}
       const {{ simulate, units }} = makeEvents(model), entry = model.plan(p, gpu, data.entry.algo);
       const sim = simulate(entry), all = [];
@@ -168,7 +178,8 @@ def test_the_events_are_the_models(planned: list[Entry]) -> None:
         duration: sim.duration, all: all.map((e) => parts.map((part) => e[part])) }};
     }});"""
     planned = [e for e in planned if e.problem.seq < 8192]
-    for entry, found in zip(planned, engine.run(script, documents(planned)), strict=True):
+    all_found = engine.run(script, documents(planned), **edits)
+    for entry, found in zip(planned, all_found, strict=True):
         assert entry.tile
         assert entry.issued
         assert (found["read"], found["write"]) == (entry.issued.read, entry.issued.write)
@@ -176,6 +187,28 @@ def test_the_events_are_the_models(planned: list[Entry]) -> None:
         mine = [Event(*one[:6]) for one in found["all"]]
         assert by_role(mine) == by_role(said)
         check_clocks(found["all"], found["duration"])
+
+
+BUGS: dict[str, tuple[Any, str, str, str]] = {
+    "a level of the model": (check_plans, "model", "t.warps * kv * reread", "t.warps * kv"),
+    "a rule of legality": (check_plans, "model", "c.registers <= c.cap", "c.registers < c.cap"),
+    "an order of merit": (
+        check_plans,
+        "model",
+        "b.t.blocks - a.t.blocks",
+        "a.t.blocks - b.t.blocks",
+    ),
+    "a slot of the ring": (check_events, "events", "2 * h.t.stages - 1", "2 * h.t.stages - 2"),
+    "values before their scores": (check_events, "events", "fill(1);\n      const pv", "const pv"),
+    "a store of V1": (check_events, "events", 'key < to ? ["m", "l"', 'key <= to ? ["m", "l"'),
+}
+
+
+@pytest.mark.parametrize("bug", BUGS)
+def test_a_bug_in_the_page_is_caught(planned: list[Entry], bug: str) -> None:
+    check, module, right, wrong = BUGS[bug]
+    with pytest.raises(AssertionError):
+        check(planned, **{module: (right, wrong)})
 
 
 def by_role(all_: list[Event]) -> dict[str, list[Event]]:
