@@ -557,7 +557,9 @@ def bench(screen: Screen, asked: Asked, plan: str | None, as_json: bool) -> None
 )
 @_PLAN
 @problem_options
-@click.option("-o", "--out", metavar="FILE", default="report.html", show_default=True)
+@click.option(
+    "-o", "--out", metavar="FILE", default="report.html", show_default=True, help="Where to write."
+)
 @click.option("--open", "opened", is_flag=True, help="Show it in the browser.")
 @click.option("--lang", type=click.Choice(["en", "zh"]), default="en", show_default=True)
 @click.option(

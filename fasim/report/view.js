@@ -293,24 +293,30 @@ function stillMemory() {
   $("#memory .drawing").innerHTML = `<svg viewBox="0 0 680 186" role="img" aria-label="${escaped(title)}">${arrows}${Object.keys(COLUMNS).map((name) => bar(name, 148)).join("")}${movers}</svg>`;
 }
 
-const SHORT = { k: "K", v: "V", q: "Q", o: "O", lse: "LSE", o_acc: "O", bias: "B", o_part: "O" };
-const HUE = { k: "k", v: "v", q: "q", o: "o", lse: "o", o_acc: "o", m: "o", l: "o", bias: "p", o_part: "o", m_part: "o", l_part: "o" };
+const SHORT = { s: "S", pv: "PV", k: "K", v: "V", q: "Q", o: "O", lse: "LSE", o_acc: "O", bias: "B", o_part: "O" };
+const HUE = { k: "k", v: "v", q: "q", o: "o", lse: "o", o_acc: "o", m: "o", l: "o", bias: "p", slopes: "p", o_part: "o", m_part: "o", l_part: "o" };
 const TO_REGISTERS = new Set(["o_acc", "m", "l", "bias", "m_part", "l_part", "o_part"]);
+
+// Loads come from HBM, stores go there; a product of what lies in shared memory lands in registers.
+function pathOf(e) {
+  if (e.kind === "product") return [COLUMNS.smem, COLUMNS.registers];
+  if (e.kind === "store") return [COLUMNS.registers, COLUMNS.hbm];
+  return [COLUMNS.hbm, TO_REGISTERS.has(e.what) ? COLUMNS.registers : COLUMNS.smem];
+}
 
 function drawMemory(active, sim, done) {
   const entry = entryOf(state.version);
   if (!entry || !sim) return;
   const movers = document.querySelectorAll("#memory [data-mover]");
-  const moving = active.filter((e) => (e.kind === "load" || e.kind === "store") && e.bytes && e.end > state.time);
+  const moving = active.filter((e) => (e.bytes || e.kind === "product") && e.end > state.time);
   movers.forEach((mover, i) => {
     const e = moving[i];
     mover.setAttribute("visibility", e ? "visible" : "hidden");
     if (!e) return;
-    const share = still.matches ? Number(e.kind === "store") ^ 1 : (state.time - e.start) / (e.end - e.start || 1);
-    const inner = TO_REGISTERS.has(e.what) || e.kind === "store" ? COLUMNS.registers : COLUMNS.smem;
-    const x = e.kind === "load" ? COLUMNS.hbm + (inner - COLUMNS.hbm) * share : inner + (COLUMNS.hbm - inner) * share;
+    const share = still.matches ? 1 : (state.time - e.start) / (e.end - e.start || 1);
+    const [from, to] = pathOf(e), x = from + (to - from) * share;
     mover.setAttribute("transform", `translate(${x.toFixed(1)} ${44 + (i % 5) * 22})`);
-    mover.firstElementChild.setAttribute("fill", `var(--${HUE[e.what] || "wait"})`);
+    mover.firstElementChild.setAttribute("fill", `var(--${HUE[e.what] || e.what})`);
     mover.lastElementChild.textContent = SHORT[e.what] || e.what.slice(0, 3);
   });
   drawBars(entry, sim, done);
@@ -461,7 +467,7 @@ function drawEvent(context, e, x, width, y, left, readyX) {
   context.fillRect(start, y + (thin ? 6 : 3), end - start, LANE_HEIGHT - (thin ? 12 : 6));
   if (end - start > 26) {
     context.fillStyle = color("paper");
-    context.fillText({ s: "S", p: "P", pv: "PV" }[e.what] || SHORT[e.what] || e.what, start + 4, y + LANE_HEIGHT / 2);
+    context.fillText(e.what === "p" ? "P" : SHORT[e.what] || e.what, start + 4, y + LANE_HEIGHT / 2);
   }
   if (e.kind === "load") {  // its barrier completes: the tile may be read
     context.fillStyle = color("ink");

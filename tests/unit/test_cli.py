@@ -917,12 +917,15 @@ def test_report_takes_a_plan_and_measurements(shell: Any, tmp_path: Path) -> Non
     assert '"name":"mine"' in (tmp_path / "report.html").read_text(encoding="utf-8")
 
 
+LONG = ["--gpu", "h200", "--algo", "v1", "--heads", "1", "-n", "30000000", "-d", "256"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
         (["--pass", "bwd", *V2], "forward"),
         ([*A100, "--algo", "standard"], "no tiles"),
-        ([*V2, "--heads", "8", "-n", "60000000", "-d", "16"], "more bytes than the page"),
+        (LONG, "more bytes than the page"),
         ([*V2, "--measured", "plan.json"], "no measurement"),
         ([*V2, "--measured", "text.txt"], "not JSON"),
     ],
