@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Iterable
+from dataclasses import replace
 
 from fasim.errors import UsageError
 from fasim.gpu import Gpu
@@ -39,7 +40,7 @@ def candidates(problem: Problem, gpu: Gpu, algo: str, pass_: str) -> Tiles:
     if algo == "v2_split":
         return _split_candidates()
     if pass_ == "bwd":
-        return _v1_bwd_candidates() if algo == "v1" else _v2_bwd_candidates(_wide(problem))
+        return (_v1_bwd_candidates if algo == "v1" else _v2_bwd_candidates)(_wide(problem))
     return _v1_candidates(problem, gpu) if algo == "v1" else _v2_candidates(keys)
 
 
@@ -100,39 +101,35 @@ def _v3_candidates(pass_: str, keys: tuple[int, ...]) -> Tiles:
     )
 
 
-@functools.cache
-def _v1_bwd_candidates() -> Tiles:
-    """A warp owns 16 or 32 keys, as in V2."""
-    shapes = itertools.product(BACKWARD_QUERIES, ROWS_PER_WARP, (2, 4, 8))
-    return Tiles.of([Tile(block_q=m, block_kv=n * w, warps=w) for m, n, w in shapes])
-
-
 def _wide(problem: Problem) -> bool:
     """Whether dK and dV of 16 keys would leave a warp no registers or a block no shared memory."""
     columns = padded(problem.head_dim) + padded(problem.head_dim_v)
     return columns > MOST_GRADIENT_COLUMNS or problem.dtype == "fp32"
 
 
-@functools.cache
-def _v2_bwd_candidates(wide: bool) -> Tiles:
-    """A warp owns 16 or 32 keys, or two own 32 together: a stage more, and P in shared memory.
-    Wide rows also take fewer queries at once, and two warps that own 16 keys together."""
+def _bwd_tiles(wide: bool) -> list[Tile]:
+    """A warp owns 16 or 32 keys, or two own 32 together: P in shared memory. Wide rows also take
+    fewer queries at once, and two warps that own 16 keys together."""
     queries = (16, *BACKWARD_QUERIES) if wide else BACKWARD_QUERIES
     alone = itertools.product(queries, ROWS_PER_WARP, (2, 4, 8), ("registers",))
     shared = itertools.product(queries, (8, 16)[not wide :], (2, 4, 8), ("shared",))
-    return Tiles.of(
-        [
-            Tile(
-                block_q=m,
-                block_kv=n * w,
-                warps=w,
-                stages=BACKWARD_STAGES + (p == "shared"),
-                p_in=p,
-            )
-            for m, n, w, p in (*alone, *shared)
-            if wide or p == "registers" or m > BACKWARD_QUERIES[0]
-        ]
-    )
+    return [
+        Tile(block_q=m, block_kv=n * w, warps=w, p_in=p)
+        for m, n, w, p in (*alone, *shared)
+        if wide or p == "registers" or m > BACKWARD_QUERIES[0]
+    ]
+
+
+@functools.cache
+def _v1_bwd_candidates(wide: bool) -> Tiles:
+    return Tiles.of(_bwd_tiles(wide))
+
+
+@functools.cache
+def _v2_bwd_candidates(wide: bool) -> Tiles:
+    """A stage more where warps share keys."""
+    stages = {"registers": BACKWARD_STAGES, "shared": BACKWARD_STAGES + 1}
+    return Tiles.of([replace(tile, stages=stages[tile.p_in]) for tile in _bwd_tiles(wide)])
 
 
 def paper_tile(smem_elements: int, head_dim: int) -> tuple[int, int]:
@@ -178,7 +175,7 @@ def judged(tile: Tile | tuple[int, int], algo: str, pass_: str) -> Tiles:
         ]
         or [(1, 1, 0, "registers")],
         ("v3", "fwd"): itertools.product((8, 12), V3_STAGES, (0,), ("registers",)),
-        ("v1", "bwd"): itertools.product((2, 4, 8), (1,), (0,), ("registers",)),
+        ("v1", "bwd"): itertools.product((2, 4, 8), (1,), (0,), ("registers", "shared")),
         ("v2", "bwd"): itertools.product(
             (2, 4, 8), (BACKWARD_STAGES, BACKWARD_STAGES + 1), (0,), ("registers", "shared")
         ),

@@ -28,15 +28,13 @@ from fasim.model.occupancy import register_cap, residency
 from fasim.model.tiles import Tiles, padded, round_up
 from fasim.model.visits import PackedVisits, Visits, packed_visits, visible_pairs, visits
 from fasim.plan import (
-    HOPPER_SMEM,
     SLAB_BYTES,
     V3_TAIL_BYTES,
     WARP,
     WARPGROUP,
     Tile,
     slabs,
-    v3_layouts,
-    v3_smem,
+    v3_layout,
 )
 from fasim.problem import Problem
 
@@ -188,11 +186,9 @@ def _v2_smem(case: _Case) -> Iterator[Part]:
 def _v3_smem(case: _Case) -> Iterator[Part]:
     p, tile = case.problem, case.tile
     d, dv = slabs(p.head_dim, p.dtype), slabs(p.head_dim_v, p.dtype)
-    layouts = v3_layouts(p.head_dim_v)
-    fitting = (x for x in layouts if v3_smem(p.head_dim, p.head_dim_v, tile, *x) <= HOPPER_SMEM)
-    count, parts = next(fitting, layouts[-1])
+    count, parts = v3_layout(p, tile)
     yield _product("tiles of Q, in slabs of 128 bytes", count, tile.block_q, d, SLAB_BYTES)
-    yield _product("O on its way out", tile.block_q, dv // parts, SLAB_BYTES)
+    yield _product("O on its way out", tile.block_q, slabs(p.head_dim_v) // parts, SLAB_BYTES)
     yield _product("stages of K and V", tile.stages, tile.block_kv, d + dv, SLAB_BYTES)
     yield _product("barriers, 1 / l, alignment", V3_TAIL_BYTES)
 
@@ -209,7 +205,8 @@ def _v1_bwd_smem(case: _Case) -> Iterator[Part]:
     tile = case.tile
     yield _product("K and V", tile.block_kv, d + dv, e)
     yield _product("Q and dO", tile.block_q, d + dv, e)
-    yield _product("dS", tile.block_q, tile.block_kv, e)
+    weights = "dS" if tile.sharing == 1 else "dS, P"
+    yield _product(weights, tile.sharing, tile.block_q, tile.block_kv, e)
     yield _product("their L and D", tile.block_q, 8)
 
 
@@ -473,6 +470,8 @@ def _v3_fwd_registers(case: _Case) -> Iterator[Part]:
     yield Part("S, fp32", f"{keys} keys / 2", keys // 2)
     yield Part("O, fp32", f"{dv} / 2", dv // 2)
     yield Part("P", f"{keys} keys x {e} / 8", keys * e // 8)
+    options = footprint.v3_option_registers(case.problem, case.tiles).items()
+    yield from (Part(name, "", int(kept[0])) for name, kept in options if kept[0])
     yield Part("the rest", "", V3_BASE)
 
 

@@ -338,14 +338,6 @@ def _two_stages() -> Rule:
     )
 
 
-def _own_keys() -> Rule:
-    """V1 has no tile of P to share."""
-    return Rule(
-        lambda c: ~c.tiles.p_shared,
-        lambda c, i: "P in shared memory, but a warp of v1 owns its keys",
-    )
-
-
 def _resident() -> Rule:
     return Rule(
         lambda c: c.blocks_per_sm > 0,
@@ -371,8 +363,8 @@ def _warps(case: Case, index: int) -> str:
 _LIMITS = (_threads(), _shared_memory(), _registers(), _resident(), _grid())
 _MMA = (_whole_mma_rows(), _whole_keys())
 _FORWARD = (_threads(), _shared_memory(), _registers(), _rows_per_warp(), _resident(), _grid())
-_OWNED = (_keys_per_warp(), _whole_query_steps(), _one_step())
-_KEYS = (*_OWNED, _fp32_shares(), _two_stages())
+_OWNED = (_keys_per_warp(), _whole_query_steps(), _one_step(), _fp32_shares())
+_KEYS = (*_OWNED, _two_stages())
 _V3 = (_consumers(), _whole_keys(), _instruction_width(), _one_step())
 
 RULES: dict[tuple[str, str], tuple[Rule, ...]] = {
@@ -383,7 +375,7 @@ RULES: dict[tuple[str, str], tuple[Rule, ...]] = {
         *_LIMITS,
     ),
     ("v3", "fwd"): (*_V3, _whole_warpgroup_rows(), *_LIMITS),
-    ("v1", "bwd"): (*_OWNED, _one_stage(), _own_keys(), *_LIMITS),
+    ("v1", "bwd"): (*_OWNED, _one_stage(), *_LIMITS),
     **{(name, "bwd"): (*_KEYS, *_LIMITS) for name in ("v2", *(f"v2_{form}" for form in FORMS))},
     ("v3", "bwd"): (*_V3, *_LIMITS),
 }

@@ -37,6 +37,17 @@ PACKED_SIZES = {
     "bwd": ("heads", "kv_heads", "longest_q", "longest_k", "total_q"),
 }
 V3_SIZES = ("batch", *SIZES, "heads_together")
+V3_PACKED_SIZES = (
+    "batch",
+    "heads",
+    "kv_heads",
+    "longest_q",
+    "longest_k",
+    "total_q",
+    "heads_together",
+)
+# Of a packed tensor that V3 takes as a map: the length of the longest sequence.
+LONGEST = {"q": "longest_q", "k": "longest_k", "v": "longest_k", "o": "longest_q"}
 MAPPED = ("q", "k", "v", "o")  # what V3 moves by TMA, which takes a map of each tensor
 STRIDED = {"fwd": ("q", "k", "v", "o"), "bwd": ("q", "k", "v", "o", "do")}
 SCALE_INPUTS = ("q_scale", "k_scale", "v_scale")  # of e4m3: real values are stored * scale
@@ -63,7 +74,6 @@ LAZY_DTYPES = ("fp16", "bf16")  # V2 moves their softmax reference only where a 
 # or a kernel of its own that adds in registers.
 FORMS = ("ordered", "second_pass")
 ABREAST = 16  # heads whose blocks start side by side where additions are ordered
-REPEATING_DTYPES = ("fp16", "bf16")  # of backward passes of V1, and of V2 that repeat bit for bit
 BACKWARD_STAGES = 2  # tiles of Q and dO in shared memory
 QUERY_STEP = 32  # queries that a backward warp scores at once, where its share has as many
 LEAST_QUERY_STEP = {"fp32": 8, "fp16": 16, "bf16": 16}  # for each 16 keys of the warp
@@ -217,16 +227,10 @@ class KernelSpec:
         return 8 if self.turing else self.granule
 
     @property
-    def options(self) -> tuple[str, ...]:
-        """What it does besides attention with a full or causal mask."""
-        asked = {"a window": self.mask == "window", "a softcap": self.softcap}
-        asked |= {"a bias": self.bias != "none", "packed sequences": self.varlen}
-        return tuple(name for name, wanted in asked.items() if wanted)
-
-    @property
     def plain(self) -> bool:
         """Full or causal attention without any other option."""
-        return not self.options
+        asked = (self.mask == "window", self.softcap, self.bias != "none", self.varlen)
+        return not any(asked)
 
     @property
     def bias_dtype(self) -> str:
@@ -256,7 +260,9 @@ class KernelSpec:
         maps = [(f"{name}_map", "map") for name in MAPPED] if self.algo == "v3" else []
         pointers = [(n, "ptr") for n in (*POINTERS[self.variant, self.pass_], *self.option_inputs)]
         lengths = PACKED_SIZES[self.pass_] if self.varlen else SIZES
-        names = V3_SIZES if self.algo == "v3" else (*lengths, *["splits"] * self.splits)
+        names = (*lengths, *["splits"] * self.splits)
+        if self.algo == "v3":
+            names = V3_PACKED_SIZES if self.varlen else V3_SIZES
         sizes = [(name, "i32") for name in names]
         strided = () if self.algo == "v3" else STRIDED[self.pass_]
         strided += ("bias",) if self.bias_dtype else ()
@@ -588,9 +594,7 @@ class Plan:
             yield "only V2 splits keys, and only with the heads of a group packed"
         if (kernel.variant, kernel.pass_) not in POINTERS:
             yield f"no template makes the backward pass of {kernel.variant}"
-        if kernel.pass_ == "bwd" and kernel.variant != "v2":
-            yield from _beyond_plain(kernel)
-        elif kernel.pass_ == "bwd" and kernel.dtype == "fp32" and kernel.tile.p_in != "shared":
+        if kernel.pass_ == "bwd" and kernel.dtype == "fp32" and kernel.tile.p_in != "shared":
             yield "no template makes a backward pass in fp32 with P in registers"
         if kernel.deterministic != (kernel.dq != "atomic"):
             yield f"deterministic is {kernel.deterministic}, but dq is {kernel.dq}"
@@ -651,8 +655,8 @@ def _nonsense_v3(kernel: KernelSpec) -> Iterator[str]:
         yield f"V3 is made for sm_90a, not {kernel.arch}"
     if kernel.dtype not in LAZY_DTYPES or kernel.out_dtype != kernel.dtype:
         yield f"no template makes V3 from {kernel.dtype} to {kernel.out_dtype}"
-    if kernel.varlen or kernel.bias_dtype:
-        yield "no template makes V3 with a dense bias or packed sequences"
+    if why := untakable(kernel.head_dim, kernel.head_dim_v, kernel.dtype):
+        yield why
 
 
 def _ragged_v3(tile: Tile) -> Iterator[str]:
@@ -673,14 +677,6 @@ def _ragged_split(tile: Tile) -> Iterator[str]:
         yield f"block_kv {tile.block_kv} is not {tile.keys_per_step} for each of {tile.warps} warps"
 
 
-def _beyond_plain(kernel: KernelSpec) -> Iterator[str]:
-    """What a backward pass of V1, or one of V2 that repeats bit for bit, is not made for."""
-    if kernel.dtype not in REPEATING_DTYPES:
-        yield f"no template makes a backward pass of {kernel.variant} in {kernel.dtype}"
-    if options := kernel.options:
-        yield f"no template makes a backward pass of {kernel.variant} with {' and '.join(options)}"
-
-
 def _ragged_bwd(tile: Tile, kernel: KernelSpec) -> Iterator[str]:
     """The same where a warp owns keys, and queries come a step of at least so many at a time, V2's
     through two slots or three."""
@@ -691,8 +687,6 @@ def _ragged_bwd(tile: Tile, kernel: KernelSpec) -> Iterator[str]:
     step = max(tile.query_step, least * keys // 16) * tile.sharing
     if tile.block_q % 16 or tile.block_q % step:
         yield f"block_q {tile.block_q} is not whole steps of {step} queries, 16 each"
-    if kernel.algo == "v1" and tile.p_in != "registers":
-        yield "no template of v1 keeps P in shared memory"
     stages = 1 if kernel.algo == "v1" else BACKWARD_STAGES + tile.sharing - 1
     if tile.stages != stages:
         yield f"{tile.stages} stages, but a backward pass with P in {tile.p_in} has {stages}"
@@ -733,6 +727,13 @@ def matrix_granule(dtype: str) -> int:
     return 32 if dtype == "e4m3" else 16
 
 
+def untakable(head_dim: int, head_dim_v: int, dtype: str) -> str:
+    """Why TMA cannot take contiguous rows that long; "" if it can."""
+    rows = (n * DTYPE_BYTES[dtype] for n in (head_dim, head_dim_v))
+    wrong = next((row for row in rows if row % TMA_BYTES), 0)
+    return f"TMA takes rows of whole {TMA_BYTES} bytes, not of {wrong}" if wrong else ""
+
+
 def slabs(head_dim: int, dtype: str = "fp16") -> int:
     """Slabs of 128-byte rows that a tile of V3 is cut into."""
     return math.ceil(head_dim * DTYPE_BYTES[dtype] / SLAB_BYTES)
@@ -746,19 +747,18 @@ def v3_layouts(head_dim_v: int) -> list[tuple[int, int]]:
     return [(2, 1), (1, 1), *((1, n) for n in parts)]
 
 
-def v3_layout(kernel: KernelSpec) -> tuple[int, int]:
-    """The one of a kernel."""
-    choices = v3_layouts(kernel.head_dim_v)
-    fitting = (c for c in choices if v3_smem(kernel.head_dim, kernel.head_dim_v, kernel.tile, *c)
-               <= HOPPER_SMEM)  # fmt: skip
+def v3_layout(work: KernelSpec | Problem, tile: Tile) -> tuple[int, int]:
+    """The one of a kernel or a problem."""
+    choices = v3_layouts(work.head_dim_v)
+    fitting = (choice for choice in choices if v3_smem(work, tile, *choice) <= HOPPER_SMEM)
     return next(fitting, choices[-1])
 
 
-def v3_smem(head_dim: int, head_dim_v: int, tile: Any, q_stages: int, parts: int) -> Any:
-    """Bytes of V3's shared memory: tiles of Q, O or a part of it, stages of K and V. ``tile`` may
-    be a Tile or arrays of what it holds."""
-    d, dv = slabs(head_dim), slabs(head_dim_v)
-    rows = tile.block_q * (q_stages * d + dv // parts)
+def v3_smem(work: KernelSpec | Problem, tile: Any, q_stages: int, parts: int) -> Any:
+    """Bytes of V3's shared memory: tiles of Q, O in 16 bits or a part of it, stages of K and V.
+    ``tile`` may be a Tile or arrays of what it holds."""
+    d, dv = (slabs(n, work.dtype) for n in (work.head_dim, work.head_dim_v))
+    rows = tile.block_q * (q_stages * d + slabs(work.head_dim_v) // parts)
     return (rows + tile.stages * tile.block_kv * (d + dv)) * SLAB_BYTES + V3_TAIL_BYTES
 
 

@@ -22,7 +22,7 @@ from fasim.model.silicon import rates
 from fasim.model.tiles import Ints, Tiles, round_up
 from fasim.model.timeline import Times
 from fasim.model.traffic import Bytes
-from fasim.plan import FORMS, LAZY_DTYPES, POINTERS, REPEATING_DTYPES, KernelSpec, Plan, Tile
+from fasim.plan import FORMS, LAZY_DTYPES, POINTERS, KernelSpec, Plan, Tile, untakable
 from fasim.problem import Problem
 
 ALGOS = ("standard", "v1", "v2", "v3")
@@ -71,7 +71,6 @@ def missing(problem: Problem, gpu: Gpu, algo: str, pass_: str) -> str:
             f"the {algo} backward kernel is planned, not generated yet",
         ),
         (pass_ == "train", "a backward and a forward kernel are two files"),
-        (pass_ == "bwd" and _beyond_plain(problem, algo) != "", _beyond_plain(problem, algo)),
         (problem.dtype == "e4m3" and _e4m3(problem) != "", _e4m3(problem)),
         (gpu.compute_capability < MIN_CAPABILITY, _too_old(gpu, capability)),
         (
@@ -88,31 +87,11 @@ def _v3(problem: Problem, pass_: str) -> str:
     asked = {
         f"the {pass_} pass": pass_ != "fwd",
         problem.dtype: problem.dtype not in LAZY_DTYPES,
-        f"{problem.out_dtype} output": problem.out_dtype != problem.dtype,
-        "a window": problem.mask == "window",
-        "a softcap": problem.softcap > 0,
-        "a bias": problem.bias != "none",
-        "packed sequences": problem.varlen,
     }
     names = " and ".join(name for name, wanted in asked.items() if wanted)
-    return names and f"v3 with {names} is planned, not generated yet"
-
-
-def _beyond_plain(problem: Problem, algo: str) -> str:
-    """Why no backward kernel of V1, or of V2 that repeats bit for bit, is generated; empty if one
-    is, and for other kernels."""
-    if algo == "v2" and not problem.deterministic:
-        return ""
-    asked = {
-        "fp32": problem.dtype not in REPEATING_DTYPES,
-        "a window": problem.mask == "window",
-        "a softcap": problem.softcap > 0,
-        "a bias": problem.bias != "none",
-        "packed sequences": problem.varlen,
-    }
-    names = " and ".join(name for name, wanted in asked.items() if wanted)
-    kind = "v1" if algo == "v1" else "deterministic"
-    return names and f"a {kind} backward kernel with {names} is planned, not generated yet"
+    if names:
+        return f"v3 with {names} is planned, not generated yet"
+    return untakable(problem.head_dim, problem.head_dim_v, problem.dtype)
 
 
 def _e4m3(problem: Problem) -> str:

@@ -188,7 +188,7 @@ def _v3_tiles(plan: Plan) -> dict[str, int]:
     """Bytes of every tile in shared memory, in their order, and of what lies behind them."""
     kernel, tile = plan.kernel, plan.kernel.tile
     d, dv = (SLAB_BYTES * slabs(n, kernel.dtype) for n in (kernel.head_dim, kernel.head_dim_v))
-    count, parts = v3_layout(kernel)
+    count, parts = v3_layout(kernel, tile)
     rows = {f"Q, slot {i}": tile.block_q * d for i in range(count)}
     rows["O on its way out" if parts == 1 else f"1/{parts} of O on its way out"] = (
         tile.block_q * dv // parts
@@ -224,7 +224,7 @@ def _tiles(kernel: KernelSpec) -> dict[str, int]:
 def _shared_weights(kernel: KernelSpec) -> tuple[str, ...]:
     """Tiles of dS and P that the warps of a backward pass leave for each other."""
     if kernel.algo == "v1":
-        return ("dS",)
+        return ("dS", "P")[: kernel.tile.sharing]
     if kernel.dq == "second_pass" and kernel.tile.p_in == "registers":
         return ()
     kinds = ("dS", "P")[: kernel.tile.sharing]
@@ -307,10 +307,13 @@ def softmax_factor(kernel: KernelSpec) -> str:
 
 
 def score_terms(kernel: KernelSpec) -> str:
-    """The initialiser of ScoreTerms. A backward block serves several heads, each with its bias."""
+    """The initialiser of ScoreTerms. A block of a backward pass or of V3 serves several heads, each
+    with its bias."""
     factors = [name for name in kernel.factors if name != "scale"]
-    bias = ["head_bias" if kernel.pass_ == "bwd" else "bias", "bias_strides.seq"]
-    terms = {"none": [], "alibi": ["slopes[head] * kLog2e"]}.get(kernel.bias, bias)
+    one_head = kernel.pass_ == "fwd" and kernel.algo != "v3"
+    bias = ["bias" if one_head else "head_bias", "bias_strides.seq"]
+    slope = "slope_log2" if kernel.algo == "v3" else "slopes[head] * kLog2e"
+    terms = {"none": [], "alibi": [slope]}.get(kernel.bias, bias)
     return ", ".join([_score_factor(kernel), *factors[1:], *terms])
 
 
@@ -348,14 +351,15 @@ def matrix_instructions(kernel: KernelSpec) -> tuple[str, ...]:
 
 def score_call(kernel: KernelSpec, key: str) -> str:
     """The arguments of finish_scores: where the scores lie matters to a bias only."""
-    places = [] if kernel.bias == "none" else ["warp_query", key, "seq_q", "seq_kv"]
+    ends = ["span.seq_q", "span.seq_kv"] if kernel.algo == "v3" else ["seq_q", "seq_kv"]
+    places = [] if kernel.bias == "none" else ["warp_query", key, *ends]
     return ", ".join(["s", "terms", *places])
 
 
 def score_columns_call(kernel: KernelSpec) -> str:
-    """The same backward."""
-    derivative = ["derivative"] if kernel.softcap else []
-    return ", ".join(["s", *derivative, "terms", "warp_key", "query + step", "span"])
+    """The same backward, where scores stand on their side."""
+    places = [] if kernel.bias == "none" else ["warp_key", "query + step", "span"]
+    return ", ".join(["s", "terms", *places])
 
 
 def span_terms(kernel: KernelSpec) -> str:
@@ -395,12 +399,12 @@ def warp_sees(kernel: KernelSpec) -> str:
 
 def q_stages(kernel: KernelSpec) -> int:
     """Tiles of Q that V3 has in shared memory."""
-    return v3_layout(kernel)[0]
+    return v3_layout(kernel, kernel.tile)[0]
 
 
 def output_parts(kernel: KernelSpec) -> int:
     """Parts in which O leaves a tile of V3."""
-    return v3_layout(kernel)[1]
+    return v3_layout(kernel, kernel.tile)[1]
 
 
 def loader_registers(tile: Tile) -> int:

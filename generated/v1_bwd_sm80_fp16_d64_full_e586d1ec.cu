@@ -42,7 +42,7 @@
 //   967bade8  device/copy.cuh
 //   a88d316f  device/copy_plain.cuh
 //   76c2f1b5  device/integers.cuh
-//   1122107a  device/last_key.cuh
+//   fdef4f85  device/last_key.cuh
 //   354a138d  device/matmul_bwd.cuh
 //   3f4ebe3a  device/query_gradient.cuh
 //   d68be398  device/query_gradient_mma.cuh
@@ -51,13 +51,13 @@
 //   091cdbcc  device/store_rows.cuh
 //   6364541a  device/tile.cuh
 //   c2706fe3  device/types.cuh
-//   e7ad649c  device/update_query_gradient.cuh
+//   583f659b  device/update_query_gradient.cuh
 //   8792d681  device/words.cuh
-//   474615da  kernels/v1_bwd.cu
+//   2b243d61  kernels/v1_bwd.cu
 //   8644c7ee  parts/constants_bwd.cuh
 //   2c9f1fd9  parts/main_arrays.cuh
 //   b86622cb  parts/main_bwd.cu
-//   deb8bf17  parts/main_options.cuh
+//   fc234ae9  parts/main_options.cuh
 //   42d2ca0a  ptx/cvt_f16x2.cuh
 //   23f60c67  ptx/cvt_f32_f16.cuh
 //   422cf4a7  ptx/ex2.cuh
@@ -76,7 +76,7 @@
 // "head_dim_v": 64, "heads": 16, "incoherent": false, "kv_heads": 16, "out_dtype": "fp16", "pass":
 // "bwd", "scale": 0.125, "scales": "tensor", "seq": 1024, "seq_kv": 1024, "softcap": 0.0, "varlen":
 // false, "window": [-1, -1]}, "schema": "fasim.plan/1", "smem_bytes": 164864}
-// ---- the rest of the file has sha256 8e9ea98f2c125c46667469d76d695402a3b57ef6b3c271ebe70e3045e55b44e0
+// ---- the rest of the file has sha256 e504eeb8ad9186b958b91c0eddd37eafb0c8fbca376fb6b4f58573afa0f999de
 // FlashAttention, backward, in the paper's order (Dao et al. 2022, algorithm 4).
 //
 // Two kernels, launched one after the other with the same arguments:
@@ -145,7 +145,8 @@ __device__ __forceinline__ int warp_column(int i) {
   return (i / 2 * kSplit + warp_part()) * 16 + i % 2 * 8;
 }
 
-constexpr int kTileElements = (kBlockKV + kBlockQ) * (kD + kDV) + kBlockQ * kBlockKV;
+constexpr int kWeightTiles = 1;  // of dS
+constexpr int kTileElements = (kBlockKV + kBlockQ) * (kD + kDV) + kWeightTiles * kBlockQ * kBlockKV;
 
 static_assert(kTileElements * sizeof(Element) + 2 * kBlockQ * sizeof(float) == kSmemBytes,
               "shared memory as planned");
@@ -156,9 +157,11 @@ static_assert(kSlots == 1, "copies and computes in turn");
 namespace ptx {
 #ifndef FASIM_EMULATE
 
-// Where a generic pointer into shared memory lies in the shared window. PTX ISA: cvta.
-__device__ __forceinline__ u32 smem_address(const void* pointer) {
-  return static_cast<u32>(__cvta_generic_to_shared(pointer));
+// 2^x, 2 ulp; -inf gives 0. PTX ISA: ex2.
+__device__ __forceinline__ float ex2(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
 }
 
 #endif
@@ -167,11 +170,9 @@ __device__ __forceinline__ u32 smem_address(const void* pointer) {
 namespace ptx {
 #ifndef FASIM_EMULATE
 
-// 2^x, 2 ulp; -inf gives 0. PTX ISA: ex2.
-__device__ __forceinline__ float ex2(float x) {
-  float y;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
+// Where a generic pointer into shared memory lies in the shared window. PTX ISA: cvta.
+__device__ __forceinline__ u32 smem_address(const void* pointer) {
+  return static_cast<u32>(__cvta_generic_to_shared(pointer));
 }
 
 #endif
@@ -554,8 +555,8 @@ __device__ __forceinline__ void mask_weights(Scores<kQueries>& weights, int key,
 }
 
 // The last key that a query sees, below 0 if it sees none.
-__device__ __forceinline__ int last_key_of(int query, int seq_q, int seq_kv) {
-  return kCausal ? min(seq_kv - 1, query + seq_kv - seq_q) : seq_kv - 1;
+__device__ __forceinline__ int last_key_of(int query, const Span& span) {
+  return kCausal ? min(span.seq_kv - 1, query + span.seq_kv - span.seq_q) : span.seq_kv - 1;
 }
 
 // ---- Output -------------------------------------------------------------------------------------
@@ -685,20 +686,20 @@ __device__ __forceinline__ void query_gradient(QueryGradient& dq, const Element*
 __device__ __forceinline__ int unit_place(int i) { return (32 * i + threadIdx.x % 32) * 4; }
 
 // A fragment of dQ as the result: scaled, rounded, in its place.
-__device__ __forceinline__ void store_fragment(Element* dq, int unit, int i, const float (&x)[4],
-                                               float scale, int rows) {
+__device__ __forceinline__ void store_fragment(Element* dq, i64 stride, int unit, int i,
+                                               const float (&x)[4], float scale, int rows) {
   const int lane = threadIdx.x % 32;
   const int column = unit_column(unit) + i % (kUnitCols / 8) * 8 + lane % 4 * 2;
   const int query = unit_query(unit) + i / (kUnitCols / 8) * 16 + lane / 4;
-  Element* row = dq + i64(query) * kHeadDim;
+  Element* row = dq + query * stride;
   if (query < rows) store_two(row, column, scale * x[0], scale * x[1]);
-  if (query + 8 < rows) store_two(row + 8 * kHeadDim, column, scale * x[2], scale * x[3]);
+  if (query + 8 < rows) store_two(row + 8 * stride, column, scale * x[2], scale * x[3]);
 }
 
 // dQ += dS K for one tile of queries. dQ comes from HBM and goes back there, in fp32; before the first
 // keys there is nothing to read, after the last it leaves as the result. A lane meets only values of
 // its own.
-__device__ __forceinline__ void update_query_gradient(float* dq_tile, Element* dq,
+__device__ __forceinline__ void update_query_gradient(float* dq_tile, Element* dq, i64 stride,
                                                       const Element* ds_tile, const Element* k_tile,
                                                       float scale, int rows, bool first,
                                                       bool last) {
@@ -716,7 +717,7 @@ __device__ __forceinline__ void update_query_gradient(float* dq_tile, Element* d
       }
       __syncwarp();  // the next fragment's load waits, or all of them would fill the registers
       if (last) {
-        store_fragment(dq, unit, i, x, scale, rows);
+        store_fragment(dq, stride, unit, i, x, scale, rows);
       } else {
         *place = make_float4(x[0], x[1], x[2], x[3]);
       }
@@ -737,22 +738,27 @@ v1_bwd_sm80_fp16_d64_full_e586d1ec_prepare(
     const float scale_log2, const float scale) {
   // clang-format on
   const int q_blocks = (seq_q + kBlockQ - 1) / kBlockQ;
-  const i64 head_of_all = blockIdx.x / q_blocks;
   const int first = blockIdx.x % q_blocks * kBlockQ;
-  const int rows = min(kBlockQ, seq_q - first);
-  const i64 batch = head_of_all / heads, head = head_of_all % heads;
+  const i64 batch = blockIdx.x / q_blocks / heads, head = blockIdx.x / q_blocks % heads;
+  const i64 dq_stride = kHeadDim;
+  dq += (batch * heads + head) * seq_q * dq_stride;
   o += batch * o_strides.batch + head * o_strides.head;
   dO += batch * do_strides.batch + head * do_strides.head;
-  dq += (head_of_all * seq_q + first) * kHeadDim;
+  delta += (batch * heads + head) * seq_q;
   for (int row = threadIdx.x / kRowThreads; row < kBlockQ; row += kThreads / kRowThreads) {
     const i64 query = first + row;
-    const bool valid = row < rows;
+    const bool valid = query < seq_q;
     const float product =
         row_product(o + query * o_strides.seq, dO + query * do_strides.seq, valid);
-    if (valid && threadIdx.x % kRowThreads == 0) delta[head_of_all * seq_q + query] = product;
+    if (valid && threadIdx.x % kRowThreads == 0) delta[query] = product;
   }
-  if (last_key_of(first + rows - 1, seq_q, seq_kv) >= 0) return;
-  for (int i = threadIdx.x; i < rows * kHeadDim; i += kThreads) dq[i] = 0;
+  const int rows = min(kBlockQ, seq_q - first);
+  const Span span = {seq_q, seq_kv};
+  if (last_key_of(first + rows - 1, span) >= 0) return;
+  dq += first * dq_stride;
+  for (int i = threadIdx.x; i < rows * kHeadDim; i += kThreads) {
+    dq[i / kHeadDim * dq_stride + i % kHeadDim] = 0;
+  }
 }
 
 // clang-format off
@@ -772,27 +778,24 @@ v1_bwd_sm80_fp16_d64_full_e586d1ec(
   Element* q_tile = v_tile + kBlockKV * kDV;
   Element* do_tile = q_tile + kBlockQ * kD;
   Element* ds_tile = do_tile + kBlockQ * kDV;  // keys by queries
-  float* lse_rows = reinterpret_cast<float*>(ds_tile + kBlockQ * kBlockKV);
+  float* lse_rows = reinterpret_cast<float*>(smem_raw + kTileElements * sizeof(Element));
   float* delta_rows = lse_rows + kBlockQ;
 
   const int kv_head = blockIdx.x % kv_heads;
   const i64 batch = blockIdx.x / kv_heads;
-  const i64 first_kv_row = i64(blockIdx.x) * seq_kv;
-  k += batch * k_strides.batch + kv_head * k_strides.head;
-  v += batch * v_strides.batch + kv_head * v_strides.head;
-  q += batch * q_strides.batch;
-  dO += batch * do_strides.batch;
-
   const Span span = {seq_q, seq_kv};
   const int group = heads / kv_heads;
   const int q_blocks = (seq_q + kBlockQ - 1) / kBlockQ;
-  const int kv_tiles = (seq_kv + kBlockKV - 1) / kBlockKV;
-  for (int j = 0; j < kv_tiles; ++j) {
-    const int first_key = j * kBlockKV;
+  for (int first_key = 0; first_key < seq_kv; first_key += kBlockKV) {
     const int keys = min(kBlockKV, seq_kv - first_key);
+    const i64 k_row = first_key;
+    const Element* k_source =
+        k + batch * k_strides.batch + kv_head * k_strides.head + k_row * k_strides.seq;
+    const Element* v_source =
+        v + batch * v_strides.batch + kv_head * v_strides.head + k_row * v_strides.seq;
     __syncthreads();  // dK and dV of the previous keys have left through the tiles of K and V
-    copy_tile<kBlockKV, kD, kHeadDim>(k_tile, k + first_key * k_strides.seq, k_strides.seq, keys);
-    copy_tile<kBlockKV, kDV, kHeadDimV>(v_tile, v + first_key * v_strides.seq, v_strides.seq, keys);
+    copy_tile<kBlockKV, kD, kHeadDim>(k_tile, k_source, k_strides.seq, keys);
+    copy_tile<kBlockKV, kDV, kHeadDimV>(v_tile, v_source, v_strides.seq, keys);
     Accumulator<kD> dk_acc;
     Accumulator<kDV> dv_acc;
     zero(dk_acc);
@@ -801,15 +804,19 @@ v1_bwd_sm80_fp16_d64_full_e586d1ec(
 
     // The tiles of queries that see any of these keys, head after head of those that share them.
     const int first_tile = max(0, first_query_of(first_key, span)) / kBlockQ;
-    const int q_tiles = q_blocks - first_tile;
+    const int end_query = end_query_of(first_key + keys - 1, span);
+    const int q_tiles = max(0, (end_query + kBlockQ - 1) / kBlockQ - first_tile);
     for (int t = 0; t < group * q_tiles; ++t) {
       const int head = kv_head * group + t / q_tiles;
       const int q_block = first_tile + t % q_tiles;
       const int query = q_block * kBlockQ;
       const int rows = min(kBlockQ, seq_q - query);
       const i64 row = (batch * heads + head) * seq_q + query;
-      const Element* q_source = q + head * q_strides.head + query * q_strides.seq;
-      const Element* do_source = dO + head * do_strides.head + query * do_strides.seq;
+      const i64 q_row = query;
+      const Element* q_source =
+          q + batch * q_strides.batch + head * q_strides.head + q_row * q_strides.seq;
+      const Element* do_source =
+          dO + batch * do_strides.batch + head * do_strides.head + q_row * do_strides.seq;
       copy_tile<kBlockQ, kD, kHeadDim>(q_tile, q_source, q_strides.seq, rows);
       copy_tile<kBlockQ, kDV, kHeadDimV>(do_tile, do_source, do_strides.seq, rows);
       for (int i = threadIdx.x; i < kBlockQ; i += kThreads) {
@@ -820,7 +827,7 @@ v1_bwd_sm80_fp16_d64_full_e586d1ec(
 
       const bool masked = crosses_mask(warp_key, query, span);
 #pragma unroll 1
-      for (int step = 0; step < kBlockQ; step += kStepQ) {
+      for (int step = warp_part() * kStepQ; step < kBlockQ; step += kStepQ * kSplit) {
         Scores<kStepQ> s;
         Weights p, ds;
         scores<kD, kStepQ>(s, k_tile, q_tile + step * kD);
@@ -840,16 +847,18 @@ v1_bwd_sm80_fp16_d64_full_e586d1ec(
         accumulate_step<kD>(dk_acc, ds, q_tile + step * kD);
       }
       __syncthreads();  // dS of all warps is there, and Q and dO are done with
-
-      float* dq_tile = dq_acc + ((batch * heads + head) * q_blocks + q_block) * (kBlockQ * kD);
-      const int last = last_key_of(query + rows - 1, seq_q, seq_kv) / kBlockKV;
-      update_query_gradient(dq_tile, dq + row * kHeadDim, ds_tile, k_tile, scale, rows, j == 0,
-                            j == last);
+      const i64 apart = 1, dq_row = row;
+      const i64 dq_tile = (batch * heads + head) * q_blocks + q_block;
+      const bool first = first_key <= 0;
+      const bool last = first_key + kBlockKV > last_key_of(query + rows - 1, span);
+      update_query_gradient(dq_acc + dq_tile * (kBlockQ * kD), dq + dq_row * kHeadDim,
+                            apart * kHeadDim, ds_tile, k_tile, scale, rows, first, last);
     }
     __syncthreads();  // the tiles of K and V are free for dK and dV
-    const i64 kv_row = first_kv_row + first_key;
-    store_rows<kD, kHeadDim>(k_tile, dk_acc, scale, dk + kv_row * kHeadDim, kHeadDim, keys);
-    store_rows<kDV, kHeadDimV>(v_tile, dv_acc, 1.f, dv + kv_row * kHeadDimV, kHeadDimV, keys);
+    const i64 apart = 1;  // rows from a key of this head to the next
+    const i64 row = (batch * kv_heads + kv_head) * seq_kv + k_row;
+    store_rows<kD, kHeadDim>(k_tile, dk_acc, scale, dk + row * kHeadDim, apart * kHeadDim, keys);
+    store_rows<kDV, kHeadDimV>(v_tile, dv_acc, 1.f, dv + row * kHeadDimV, apart * kHeadDimV, keys);
   }
 }
 

@@ -44,21 +44,21 @@
 //   967bade8  device/copy.cuh
 //   f0c63492  device/copy_async.cuh
 //   76c2f1b5  device/integers.cuh
-//   1122107a  device/last_key.cuh
+//   fdef4f85  device/last_key.cuh
 //   354a138d  device/matmul_bwd.cuh
-//   c74d2ec2  device/query_rows.cuh
+//   3b107c3b  device/query_rows.cuh
 //   cb1e2090  device/row_products.cuh
 //   577ba899  device/score_gradient.cuh
 //   091cdbcc  device/store_rows.cuh
 //   6364541a  device/tile.cuh
 //   c2706fe3  device/types.cuh
 //   8792d681  device/words.cuh
-//   2f317bf8  kernels/v2_bwd.cu
+//   534c3344  kernels/v2_bwd.cu
 //   8644c7ee  parts/constants_bwd.cuh
 //   2c9f1fd9  parts/main_arrays.cuh
 //   b86622cb  parts/main_bwd.cu
-//   deb8bf17  parts/main_options.cuh
-//   3acbaad0  parts/second_pass.cu
+//   fc234ae9  parts/main_options.cuh
+//   1e72f56e  parts/second_pass.cu
 //   337a472a  ptx/cp_async.cuh
 //   33562fdf  ptx/cvt_bf16x2.cuh
 //   422cf4a7  ptx/ex2.cuh
@@ -78,7 +78,7 @@
 // "bf16", "pass": "bwd", "scale": 0.17677669529663687, "scales": "tensor", "seq": 4096, "seq_kv":
 // 4096, "softcap": 0.0, "varlen": false, "window": [-1, -1]}, "schema": "fasim.plan/1",
 // "smem_bytes": 43008}
-// ---- the rest of the file has sha256 49a94a767506168ad03cc623a2b7bbed53ebff5f378ca76a76d019486cc51f2b
+// ---- the rest of the file has sha256 bba4935ddedfee912cb0d038436e8512a4cf4bc7994e5e527f2c3cc09b2d7bfa
 // FlashAttention-2, backward (Dao 2023, algorithm 2).
 //
 // Three kernels, launched one after the other with the same arguments:
@@ -585,8 +585,8 @@ __device__ __forceinline__ void mask_weights(Scores<kQueries>& weights, int key,
 }
 
 // The last key that a query sees, below 0 if it sees none.
-__device__ __forceinline__ int last_key_of(int query, int seq_q, int seq_kv) {
-  return kCausal ? min(seq_kv - 1, query + seq_kv - seq_q) : seq_kv - 1;
+__device__ __forceinline__ int last_key_of(int query, const Span& span) {
+  return kCausal ? min(span.seq_kv - 1, query + span.seq_kv - span.seq_q) : span.seq_kv - 1;
 }
 
 // ---- P and dS, queries by keys ------------------------------------------------------------------
@@ -605,14 +605,14 @@ __device__ __forceinline__ void load_statistics(RowStatistics& x, const float* g
   }
 }
 
-// From s = Q K^T: P = exp(scale s - L).
+// From s = Q K^T: P = exp(factor s - L).
 __device__ __forceinline__ void weights_of_rows(Scores<kStepQ>& s, const RowStatistics& lse,
-                                                float scale_log2) {
+                                                float factor) {
 #pragma unroll
   for (int i = 0; i < kRowTiles * kStepQ / 2; ++i) {
     const int tile = i / (kStepQ / 2), n = i / 4 % (kStepQ / 8), r = i % 4;
     float& x = s[tile][n][r];
-    x = ptx::ex2(fmaf(x, scale_log2, -kLog2e * lse[2 * tile + r / 2]));
+    x = exponential(x, factor, -kLog2e * lse[2 * tile + r / 2]);
   }
 }
 
@@ -623,20 +623,27 @@ __device__ __forceinline__ void score_gradient_of_rows(Scores<kPartQ>& dp, const
   for (int i = 0; i < kRowTiles * kPartQ / 2; ++i) {
     const int tile = i / (kPartQ / 2), n = i / 4 % (kPartQ / 8), r = i % 4;
     float& x = dp[tile][n][r];
-    x = p[tile][first / 8 + n][r] * (x - delta[2 * tile + r / 2]);
+    const float weight = p[tile][first / 8 + n][r];
+    x = weight * (x - delta[2 * tile + r / 2]);
   }
 }
 
+// Whether the mask hides any of the kBlockQ keys from `key` on from one of the warp's rows.
+__device__ __forceinline__ bool crosses_mask_of_rows(int query, int key, const Span& span) {
+  return key + kBlockQ - 1 > last_key_of(query + warp_keys(), span);
+}
+
 // Zeroes dS of hidden pairs: of the block's queries from `query` on and the keys from `key` on.
-__device__ __forceinline__ void mask_rows(Scores<kPartQ>& ds, int query, int key, int seq_q,
-                                          int seq_kv) {
+__device__ __forceinline__ void mask_rows(Scores<kPartQ>& ds, int query, int key,
+                                          const Span& span) {
   const int column = key + threadIdx.x % 4 * 2;
 #pragma unroll
   for (int i = 0; i < 2 * kRowTiles; ++i) {
-    const int last = last_key_of(query + row_of(i), seq_q, seq_kv) - column;
+    const int last = last_key_of(query + row_of(i), span) - column;
 #pragma unroll
     for (int n = 0; n < kPartQ / 4; ++n) {
-      if (n / 2 * 8 + n % 2 > last) ds[i / 2][n / 2][i % 2 * 2 + n % 2] = 0.f;
+      const int place = n / 2 * 8 + n % 2;
+      if (place > last) ds[i / 2][n / 2][i % 2 * 2 + n % 2] = 0.f;
     }
   }
 }
@@ -869,24 +876,25 @@ v2_bwd_sm80_bf16_d32_causal_secondpass_8696b9f6_queries(
   // This block's queries. Under a causal mask the last ones see the most keys.
   const int q_blocks = (seq_q + kBlockKV - 1) / kBlockKV;
   const int first_query = (q_blocks - 1 - blockIdx.x % q_blocks) * kBlockKV;
-  const i64 head_of_all = blockIdx.x / q_blocks;
-  const i64 batch = head_of_all / heads, head = head_of_all % heads;
+  const i64 batch = blockIdx.x / q_blocks / heads, head = blockIdx.x / q_blocks % heads;
   const i64 kv_head = head / (heads / kv_heads);
   const int rows = min(kBlockKV, seq_q - first_query);
-  const i64 first_row = head_of_all * seq_q + first_query;
+  const i64 first_row = (batch * heads + head) * seq_q + first_query;
   q += batch * q_strides.batch + head * q_strides.head + first_query * q_strides.seq;
   dO += batch * do_strides.batch + head * do_strides.head + first_query * do_strides.seq;
   k += batch * k_strides.batch + kv_head * k_strides.head;
   v += batch * v_strides.batch + kv_head * v_strides.head;
 
   // The tiles of keys that any of them sees.
-  const int last_key = last_key_of(first_query + rows - 1, seq_q, seq_kv);
+  const Span span = {seq_q, seq_kv};
+  const int last_key = last_key_of(first_query + rows - 1, span);
   const int steps = max(0, last_key + kBlockQ) / kBlockQ;
+  const auto key_at = [&](int t) { return t * kBlockQ; };
   const auto k_slot = [&](int t) { return slots + t % kSlots * kSlotElements; };
   const auto v_slot = [&](int t) { return k_slot(t) + kBlockQ * kD; };
   const auto load = [&](int t) {
     if (t < steps) {
-      const i64 key = t * kBlockQ;
+      const i64 key = key_at(t);
       const int left = seq_kv - int(key);
       copy_tile<kBlockQ, kD, kHeadDim>(k_slot(t), k + key * k_strides.seq, k_strides.seq, left);
       copy_tile<kBlockQ, kDV, kHeadDimV>(v_slot(t), v + key * v_strides.seq, v_strides.seq, left);
@@ -903,14 +911,13 @@ v2_bwd_sm80_bf16_d32_causal_secondpass_8696b9f6_queries(
   load_statistics(row_delta, delta + first_row, rows);
   Accumulator<kD> dq_acc;
   zero(dq_acc);
-  const int all_see = last_key_of(first_query + warp_keys(), seq_q, seq_kv);  // keys up to this one
   for (int t = 0; t < steps; ++t) {
     // Tile t has arrived, and every warp has made S of tile t - 1.
     ptx::cp_async_wait_group<0>();
     __syncthreads();
     load(t + 1);
-    const int key = t * kBlockQ;
-    const bool masked = key + kBlockQ - 1 > all_see;
+    const int key = key_at(t);
+    const bool masked = crosses_mask_of_rows(first_query, key, span);
 #pragma unroll 1
     for (int step = warp_part() * kStepQ; step < kBlockQ; step += kStepQ * kSplit) {
       Scores<kStepQ> s;
@@ -922,7 +929,7 @@ v2_bwd_sm80_bf16_d32_causal_secondpass_8696b9f6_queries(
         Scores<kPartQ> dp;
         scores<kDV, kPartQ>(dp, do_tile, v_slot(t) + (step + part) * kDV);
         score_gradient_of_rows(dp, s, row_delta, part);
-        if (masked) mask_rows(dp, first_query, key + step + part, seq_q, seq_kv);
+        if (masked) mask_rows(dp, first_query, key + step + part, span);
         round_weights<kPartQ>(ds, dp, part);
       }
       accumulate_step<kD>(dq_acc, ds, k_slot(t) + step * kD);
@@ -931,7 +938,8 @@ v2_bwd_sm80_bf16_d32_causal_secondpass_8696b9f6_queries(
 
   ptx::cp_async_wait_group<0>();
   __syncthreads();  // Q has arrived, even where there was no step, and its tile is free for dQ
-  store_rows<kD, kHeadDim>(q_tile, dq_acc, scale, dq + first_row * kHeadDim, kHeadDim, rows);
+  const i64 apart = 1, dq_row = first_row;
+  store_rows<kD, kHeadDim>(q_tile, dq_acc, scale, dq + dq_row * kHeadDim, apart * kHeadDim, rows);
 }
 
 #ifdef FASIM_MAIN

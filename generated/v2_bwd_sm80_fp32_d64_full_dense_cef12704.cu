@@ -61,17 +61,17 @@
 //   b3497e68  device/query_gradient_fma.cuh
 //   cb1e2090  device/row_products.cuh
 //   23af4307  device/score.cuh
-//   af9d4e82  device/score_columns.cuh
+//   da8cc47b  device/score_columns.cuh
 //   577ba899  device/score_gradient.cuh
 //   091cdbcc  device/store_rows.cuh
 //   6364541a  device/tile.cuh
 //   c2706fe3  device/types.cuh
 //   8792d681  device/words.cuh
-//   2f317bf8  kernels/v2_bwd.cu
+//   534c3344  kernels/v2_bwd.cu
 //   8644c7ee  parts/constants_bwd.cuh
 //   2c9f1fd9  parts/main_arrays.cuh
 //   b86622cb  parts/main_bwd.cu
-//   deb8bf17  parts/main_options.cuh
+//   fc234ae9  parts/main_options.cuh
 //   337a472a  ptx/cp_async.cuh
 //   422cf4a7  ptx/ex2.cuh
 //   84027e88  ptx/red_add_f32.cuh
@@ -88,7 +88,7 @@
 // "head_dim_v": 64, "heads": 16, "incoherent": false, "kv_heads": 16, "out_dtype": "fp32", "pass":
 // "bwd", "scale": 0.125, "scales": "tensor", "seq": 2048, "seq_kv": 2048, "softcap": 0.0, "varlen":
 // false, "window": [-1, -1]}, "schema": "fasim.plan/1", "smem_bytes": 115456}
-// ---- the rest of the file has sha256 0a564194cedfa5491340c070ce8c510239b5584f6bbf0fa726fefa549a37260b
+// ---- the rest of the file has sha256 f4bbe874cf050e1fbd750792c61de27c496c370e1319ca2e24b3ec2784f57416
 // FlashAttention-2, backward (Dao 2023, algorithm 2).
 //
 // Three kernels, launched one after the other with the same arguments:
@@ -601,20 +601,24 @@ __device__ __forceinline__ void add_bias(float& score, Bias bias, const ScoreTer
 
 // The same for scores that stand on their side: the warp's keys from `key` on, queries from `query`
 // on.
+__device__ __forceinline__ void finish_score(float& score, const ScoreTerms& terms, int key,
+                                             int query, const Span& span) {
+  if (key < span.seq_kv && query < span.seq_q) {
+    add_bias(score, terms.bias[query * terms.stride + key], terms);
+  } else {
+    score = -kInfinity;
+  }
+}
+
 __device__ __forceinline__ void finish_scores(Scores<kStepQ>& s, const ScoreTerms& terms, int key,
                                               int query, const Span& span) {
-  const int first_row = key + threadIdx.x % 32 / 4, first_column = query + threadIdx.x % 4 * 2;
+  const int row = key + threadIdx.x % 32 / 4, column = query + threadIdx.x % 4 * 2;
 #pragma unroll
   for (int i = 0; i < 2 * kRowTiles; ++i) {
 #pragma unroll
     for (int n = 0; n < kStepQ / 4; ++n) {
-      const int row = first_row + 8 * i, column = first_column + n / 2 * 8 + n % 2;
       float& score = s[i / 2][n / 2][i % 2 * 2 + n % 2];
-      if (row < span.seq_kv && column < span.seq_q) {
-        add_bias(score, terms.bias[column * terms.stride + row], terms);
-      } else {
-        score = -kInfinity;
-      }
+      finish_score(score, terms, row + 8 * i, column + n / 2 * 8 + n % 2, span);
     }
   }
 }

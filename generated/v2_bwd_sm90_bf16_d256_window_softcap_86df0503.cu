@@ -61,17 +61,17 @@
 //   d68be398  device/query_gradient_mma.cuh
 //   cb1e2090  device/row_products.cuh
 //   23af4307  device/score.cuh
-//   af9d4e82  device/score_columns.cuh
+//   da8cc47b  device/score_columns.cuh
 //   577ba899  device/score_gradient.cuh
 //   091cdbcc  device/store_rows.cuh
 //   6364541a  device/tile.cuh
 //   c2706fe3  device/types.cuh
 //   8792d681  device/words.cuh
-//   2f317bf8  kernels/v2_bwd.cu
+//   534c3344  kernels/v2_bwd.cu
 //   8644c7ee  parts/constants_bwd.cuh
 //   2c9f1fd9  parts/main_arrays.cuh
 //   b86622cb  parts/main_bwd.cu
-//   deb8bf17  parts/main_options.cuh
+//   fc234ae9  parts/main_options.cuh
 //   337a472a  ptx/cp_async.cuh
 //   33562fdf  ptx/cvt_bf16x2.cuh
 //   422cf4a7  ptx/ex2.cuh
@@ -92,7 +92,7 @@
 // "head_dim_v": 256, "heads": 16, "incoherent": false, "kv_heads": 8, "out_dtype": "bf16", "pass":
 // "bwd", "scale": 0.0625, "scales": "tensor", "seq": 8192, "seq_kv": 8192, "softcap": 50.0,
 // "varlen": false, "window": [4095, 0]}, "schema": "fasim.plan/1", "smem_bytes": 180992}
-// ---- the rest of the file has sha256 5b6828802237dfdf9c2fe17859d199497f5e44b9ca49afbea5705d898165754f
+// ---- the rest of the file has sha256 4ce76247e13b0f95baefe4484678a81045d0f85e08335662b51b52af693c55d5
 // FlashAttention-2, backward (Dao 2023, algorithm 2).
 //
 // Three kernels, launched one after the other with the same arguments:
@@ -667,25 +667,23 @@ __device__ __forceinline__ float scaled(float score, const ScoreTerms& terms) {
   return terms.cap_log2 * soft_sign(score * terms.scale_by_cap);
 }
 
-// The derivative of tanh: 1 - tanh^2, without cancellation.
-__device__ __forceinline__ float soft_slope(float x) {
-  const float tail = soft_tail(x);
-  return 4.f * tail * (1.f - tail);
-}
-
 // The same for scores that stand on their side: the warp's keys from `key` on, queries from `query`
-// on. `derivative` is that of the softcap.
-__device__ __forceinline__ void finish_scores(Scores<kStepQ>& s, Scores<kStepQ>& derivative,
-                                              const ScoreTerms& terms, int key, int query,
-                                              const Span& span) {
+// on.
+__device__ __forceinline__ void finish_scores(Scores<kStepQ>& s, const ScoreTerms& terms) {
 #pragma unroll
-  for (int i = 0; i < 2 * kRowTiles; ++i) {
+  for (int i = 0; i < kRowTiles * kStepQ / 2; ++i) {
+    float& score = s[i / (kStepQ / 2)][i / 4 % (kStepQ / 8)][i % 4];
+    score = scaled(score, terms);
+  }
+}
+// The derivative of the softcap, that of tanh: 1 - tanh^2, without cancellation.
+__device__ __forceinline__ void soft_slopes(Scores<kStepQ>& derivative, const Scores<kStepQ>& s,
+                                            const ScoreTerms& terms) {
 #pragma unroll
-    for (int n = 0; n < kStepQ / 4; ++n) {
-      float& score = s[i / 2][n / 2][i % 2 * 2 + n % 2];
-      derivative[i / 2][n / 2][i % 2 * 2 + n % 2] = soft_slope(score * terms.scale_by_cap);
-      score = scaled(score, terms);
-    }
+  for (int i = 0; i < kRowTiles * kStepQ / 2; ++i) {
+    const int tile = i / (kStepQ / 2), n = i / 4 % (kStepQ / 8);
+    const float tail = soft_tail(s[tile][n][i % 4] * terms.scale_by_cap);
+    derivative[tile][n][i % 4] = 4.f * tail * (1.f - tail);
   }
 }
 
@@ -979,7 +977,8 @@ v2_bwd_sm90_bf16_d256_window_softcap_86df0503(
       Scores<kStepQ> s, derivative;
       Weights p, ds;
       scores<kD, kStepQ>(s, k_tile, q_slot(t) + step * kD);
-      finish_scores(s, derivative, terms, warp_key, query + step, span);
+      soft_slopes(derivative, s, terms);
+      finish_scores(s, terms);
       weights(s, lse_slot(t) + step, 1.f);
       if (masked) mask_weights<kStepQ>(s, warp_key, query + step, span);
       round_weights<kStepQ>(p, s, 0);

@@ -59,11 +59,11 @@
 //   d24b1fea  device/turns.cuh
 //   c2706fe3  device/types.cuh
 //   8792d681  device/words.cuh
-//   2f317bf8  kernels/v2_bwd.cu
+//   534c3344  kernels/v2_bwd.cu
 //   8644c7ee  parts/constants_bwd.cuh
 //   2c9f1fd9  parts/main_arrays.cuh
 //   b86622cb  parts/main_bwd.cu
-//   deb8bf17  parts/main_options.cuh
+//   fc234ae9  parts/main_options.cuh
 //   0b6c6077  ptx/atom_add_u32.cuh
 //   337a472a  ptx/cp_async.cuh
 //   33562fdf  ptx/cvt_bf16x2.cuh
@@ -87,7 +87,7 @@
 // "bf16", "pass": "bwd", "scale": 0.125, "scales": "tensor", "seq": 4096, "seq_kv": 4096,
 // "softcap": 0.0, "varlen": false, "window": [-1, -1]}, "schema": "fasim.plan/1", "smem_bytes":
 // 99328}
-// ---- the rest of the file has sha256 1712f433ffe08ff6864cbfcda1d4787915ef380e38913a0931204ed1f44e83f4
+// ---- the rest of the file has sha256 24c35fc32a51d7ce308477ed3db2c04bfb9ca0151969a7350dddfdbcec9b42d4
 // FlashAttention-2, backward (Dao 2023, algorithm 2).
 //
 // Three kernels, launched one after the other with the same arguments:
@@ -863,6 +863,8 @@ v2_bwd_sm90_bf16_d64_causal_ordered_1ac67ea7_prepare(
   const int q_blocks = (seq_q + kBlockQ - 1) / kBlockQ;
   const int first = blockIdx.x % q_blocks * kBlockQ;
   const i64 batch = blockIdx.x / q_blocks / heads, head = blockIdx.x / q_blocks % heads;
+  if (threadIdx.x == 0) turns[1 + blockIdx.x] = 0;  // of this tile of dQ
+  if (blockIdx.x == 0 && threadIdx.x == 1) turns[0] = 0;  // blocks of the main kernel that started
   o += batch * o_strides.batch + head * o_strides.head;
   dO += batch * do_strides.batch + head * do_strides.head;
   delta += (batch * heads + head) * seq_q;
@@ -878,8 +880,6 @@ v2_bwd_sm90_bf16_d64_causal_ordered_1ac67ea7_prepare(
   for (int i = threadIdx.x; i < kBlockQ * kD / 4; i += kThreads) {
     dq_tile[i] = make_float4(0.f, 0.f, 0.f, 0.f);
   }
-  if (threadIdx.x == 0) turns[1 + blockIdx.x] = 0;  // of this tile of dQ
-  if (blockIdx.x == 0 && threadIdx.x == 1) turns[0] = 0;  // blocks of the main kernel that started
 }
 
 // clang-format off
@@ -923,9 +923,10 @@ v2_bwd_sm90_bf16_d64_causal_ordered_1ac67ea7(
   const int q_tiles = max(0, (end_query + kBlockQ - 1) / kBlockQ - first_tile);
   const int steps = group * q_tiles;
   const auto head_at = [&](int t) { return kv_head * group + t / q_tiles; };
-  // The last tile is seen by all blocks of keys, and they all begin with it: each reaches a tile a
-  // step after the one whose turn comes before.
-  const auto query_at = [&](int t) { return (q_blocks - 1 - t % q_tiles) * kBlockQ; };
+  // A block begins with its last tile, which is no earlier than the last one of the keys before:
+  // each reaches a tile a step after the one whose turn comes before.
+  const int last_tile = first_tile + q_tiles - 1;
+  const auto query_at = [&](int t) { return (last_tile - t % q_tiles) * kBlockQ; };
   const auto q_slot = [&](int t) { return slots + t % kSlots * kSlotElements; };
   const auto do_slot = [&](int t) { return q_slot(t) + kBlockQ * kD; };
   const auto ds_tile = [&](int t) { return weight_tiles + t % 2 * kWeightElements; };

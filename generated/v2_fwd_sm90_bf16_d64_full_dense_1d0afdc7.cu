@@ -40,7 +40,7 @@
 //   70293969  device/matmul_mma.cuh
 //   56ce5a2e  device/rows.cuh
 //   23af4307  device/score.cuh
-//   ac33362a  device/score_rows.cuh
+//   33c9e42f  device/score_rows.cuh
 //   2371af69  device/softmax_lazy.cuh
 //   94288a38  device/store.cuh
 //   6364541a  device/tile.cuh
@@ -51,7 +51,7 @@
 //   77f6d870  parts/constants.cuh
 //   8a2896d0  parts/main.cu
 //   2c9f1fd9  parts/main_arrays.cuh
-//   deb8bf17  parts/main_options.cuh
+//   fc234ae9  parts/main_options.cuh
 //   337a472a  ptx/cp_async.cuh
 //   33562fdf  ptx/cvt_bf16x2.cuh
 //   422cf4a7  ptx/ex2.cuh

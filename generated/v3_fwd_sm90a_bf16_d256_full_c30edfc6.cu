@@ -29,27 +29,29 @@
 //   from 229376    1024 bytes  barriers, 1 / l, works
 //
 // templates, with the first 8 digits of their sha256
+//   9f85390f  device/chunk_address.cuh
 //   26282f8e  device/fragments.cuh
 //   76c2f1b5  device/integers.cuh
-//   2f5f53da  device/load_v3.cuh
+//   46e09f0c  device/load_v3.cuh
 //   6718b7d2  device/mask.cuh
 //   b5d1f561  device/matmul_wgmma.cuh
 //   06eb1102  device/matrix_descriptor.cuh
 //   772adaad  device/mbarrier.cuh
-//   4ee131be  device/rescore.cuh
+//   c92fb41f  device/rescore.cuh
 //   56ce5a2e  device/rows.cuh
-//   5346ffdf  device/schedule.cuh
-//   2ffa8e68  device/shared_v3.cuh
-//   a70beb61  device/softmax_in_place.cuh
-//   ff62c690  device/store_tma.cuh
+//   8060ae93  device/schedule.cuh
+//   50f5ff36  device/shared_v3.cuh
+//   9f60f6b5  device/softmax_in_place.cuh
+//   17509448  device/span.cuh
+//   a032c84f  device/store_tma.cuh
 //   567f0171  device/tensor_map.cuh
 //   689d4211  device/turn.cuh
 //   c2706fe3  device/types.cuh
-//   591d1208  kernels/v3_fwd.cu
-//   4aa7161c  parts/constants_v3.cuh
+//   0c07027b  kernels/v3_fwd.cu
+//   8042c45a  parts/constants_v3.cuh
 //   2c9f1fd9  parts/main_arrays.cuh
-//   deb8bf17  parts/main_options.cuh
-//   f2d508a1  parts/main_v3.cu
+//   fc234ae9  parts/main_options.cuh
+//   4798ebef  parts/main_v3.cu
 //   5af47db7  ptx/bar_arrive.cuh
 //   18bd1382  ptx/bar_sync.cuh
 //   bdcce3e8  ptx/cp_async_bulk_commit_group.cuh
@@ -89,7 +91,7 @@
 // "fwd", "scale": 0.0625, "scales": "tensor", "seq": 4096, "seq_kv": 4096, "softcap": 0.0,
 // "varlen": false, "window": [-1, -1]}, "schema": "fasim.plan/1", "slots": 132, "smem_bytes":
 // 230400}
-// ---- the rest of the file has sha256 67e885b9bf559670ae0414643cc75dd5a0e4a338a15e023603bc92254cab6f61
+// ---- the rest of the file has sha256 d5dc2dd102c81e42b2053f9d7c7ce52b116b269d53da16be32e371daad57c61c
 // FlashAttention-3, forward (Shah et al. 2024, algorithms 1 and 2).
 //
 // A block stays on its SM and works on one tile of queries after the other. One warpgroup, the producer,
@@ -147,7 +149,6 @@ constexpr int kSmemBytes = 230400;
 constexpr bool kCausal = false;
 constexpr float kInfinity = __builtin_huge_valf();
 constexpr float kLn2 = 0.693147180559945f;
-
 // A tile in shared memory is slabs of 64 columns: rows of 128 bytes, in which TMA and wgmma permute
 // the 16-byte chunks (the 128-byte swizzle). What lies beyond the tensor is zero.
 constexpr int kSlabColumns = 64;
@@ -459,6 +460,32 @@ __device__ __forceinline__ void stmatrix_x4_trans(u32 row, const u32 (&r)[4]) {
 namespace ptx {
 #ifndef FASIM_EMULATE
 
+// 2^x, 2 ulp; -inf gives 0. PTX ISA: ex2.
+__device__ __forceinline__ float ex2(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+#endif
+}  // namespace ptx
+
+namespace ptx {
+#ifndef FASIM_EMULATE
+
+// log2(x). PTX ISA: lg2.
+__device__ __forceinline__ float lg2(float x) {
+  float y;
+  asm("lg2.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+#endif
+}  // namespace ptx
+
+namespace ptx {
+#ifndef FASIM_EMULATE
+
 // Two 8x8 matrices of 16-bit elements; lane i < 16 gives the address of row i % 8 of matrix i / 8.
 // PTX ISA: ldmatrix.
 __device__ __forceinline__ void ldmatrix_x2(u32 (&r)[2], u32 row) {
@@ -496,32 +523,6 @@ __device__ __forceinline__ void ldmatrix_x1_trans(u32 (&r)[1], u32 row) {
                : "=r"(r[0])
                : "r"(row)
                : "memory");
-}
-
-#endif
-}  // namespace ptx
-
-namespace ptx {
-#ifndef FASIM_EMULATE
-
-// 2^x, 2 ulp; -inf gives 0. PTX ISA: ex2.
-__device__ __forceinline__ float ex2(float x) {
-  float y;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
-
-#endif
-}  // namespace ptx
-
-namespace ptx {
-#ifndef FASIM_EMULATE
-
-// log2(x). PTX ISA: lg2.
-__device__ __forceinline__ float lg2(float x) {
-  float y;
-  asm("lg2.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
 }
 
 #endif
@@ -691,7 +692,8 @@ struct alignas(1024) SlabTile {
 };
 
 struct Work {  // a tile of queries, of one head; first_query < 0: there is no more
-  int first_query, head, batch;
+  int first_query, head;
+  int batch;
 };
 
 constexpr int kWorks = 4;  // that someone may still ask about: the loader is at most two ahead
@@ -761,35 +763,71 @@ __device__ __forceinline__ void mask_scores(float (&s)[kRowTiles][kTiles][4], in
   }
 }
 
+// The lengths of a sequence, by which its mask is aligned.
+struct Span {
+  int seq_q, seq_kv;
+};
+
+__device__ __forceinline__ int visible_keys(int query, const Span& span) {
+  return visible_keys(query, span.seq_q, span.seq_kv);
+}
+
+template <int kTiles>
+__device__ __forceinline__ void mask_scores(float (&s)[kRowTiles][kTiles][4], int query, int key,
+                                            const Span& span) {
+  mask_scores(s, query, key, span.seq_q, span.seq_kv);
+}
+
 // ---- Schedule -----------------------------------------------------------------------------------
 // A block works on many tiles of queries, one after the other. The heads come in groups; in a group the
 // tiles with the most keys come first, those of all its heads together, so that their K and V are in
 // L2 for all who read them. Every other round hands the tiles out in reverse order: who had the longest
 // of the round before has the shortest of this one.
-__device__ __forceinline__ Work work_at(int round, int batch, int heads, int seq_q, int group) {
-  const int blocks = gridDim.x, q_blocks = (seq_q + kBlockQ - 1) / kBlockQ;
-  const int all_heads = batch * heads;
+struct Grid {  // of tiles of queries
+  int batch, heads, queries;
+  int heads_together;  // of a group
+};
+
+__device__ __forceinline__ Work work_at(int round, const Grid& grid) {
+  const int blocks = gridDim.x, q_blocks = (grid.queries + kBlockQ - 1) / kBlockQ;
+  const int all_heads = grid.batch * grid.heads, group = grid.heads_together;
   const int turn = round * blocks + (round % 2 ? blocks - 1 - int(blockIdx.x) : int(blockIdx.x));
-  if (turn >= all_heads * q_blocks) return {-1, 0, 0};
+  if (turn >= all_heads * q_blocks) return {-1};
   const int first_head = turn / (group * q_blocks) * group;
   const int members = min(group, all_heads - first_head);
   const int place = turn - first_head * q_blocks;
   const int head = first_head + place % members;
-  return {(q_blocks - 1 - place / members) * kBlockQ, head % heads, head / heads};
+  const int first_query = (q_blocks - 1 - place / members) * kBlockQ;
+  return {first_query, head % grid.heads, head / grid.heads};
 }
 
-struct Tiles {  // of keys: one past the last, and the first, that a tile of queries visits
+struct Tiles {  // of keys: one past the last, and the first
   int end, begin;
 };
 
-// Where no query sees a key, one beyond the last: its loads bring zeros, its mask hides them.
-__device__ __forceinline__ Tiles key_tiles(int first_query, int seq_q, int seq_kv) {
-  const int keys = visible_keys(min(first_query + kBlockQ, seq_q) - 1, seq_q, seq_kv);
-  const int beyond = seq_kv / kBlockKV + 1;
-  return keys > 0 ? Tiles{(keys + kBlockKV - 1) / kBlockKV, 0} : Tiles{beyond + 1, beyond};
+// Those that a tile of queries visits. Where no query sees a key, one beyond the last: its loads bring
+// zeros, its mask hides them.
+__device__ __forceinline__ Tiles key_tiles(int first_query, const Span& span) {
+  const int keys = visible_keys(min(first_query + kBlockQ, span.seq_q) - 1, span);
+  const int beyond = span.seq_kv / kBlockKV + 1;
+  const int begin = 0;
+  const int end = keys > 0 ? (keys + kBlockKV - 1) / kBlockKV : 0;
+  return end > begin ? Tiles{end, begin} : Tiles{beyond + 1, beyond};
 }
 
+// Those of which all rows of a consumer, from `query` on, see all keys.
+__device__ __forceinline__ Tiles whole_tiles(int query, const Span& span) {
+  return {visible_keys(query, span) / kBlockKV, 0};
+}
+
+__device__ __forceinline__ bool is_among(int tile, const Tiles& tiles) { return tile < tiles.end; }
+
 // ---- Loads --------------------------------------------------------------------------------------
+// Where TMA finds the rows of a head: they count from `row` on, in the head of `batch`.
+struct Place {
+  int row, batch;
+};
+
 // One thread brings a tile, slab by slab; the barrier completes when all its bytes have come.
 template <int kRows, int kTileSlabs>
 __device__ __forceinline__ void load_slabs(SlabTile<kRows, kTileSlabs>& tile, const TensorMap* map,
@@ -806,18 +844,20 @@ struct Loader {  // its thread's view of the rings of K and V
   const TensorMap* v_map;
   int count_k = 0, count_v = 0;
 
-  __device__ __forceinline__ void load_k(int tile, int head, int batch) {
+  __device__ __forceinline__ void load_k(int tile, int head, const Place& keys) {
     const Turn at = turn<kStages>(count_k++);
     wait(&shared.empty_k[at.slot], at.parity ^ 1);  // passes at once the first time round
     ptx::mbarrier_arrive_expect_tx(&shared.full_k[at.slot], sizeof(shared.k[0]));
-    load_slabs(shared.k[at.slot], k_map, &shared.full_k[at.slot], tile * kBlockKV, head, batch);
+    load_slabs(shared.k[at.slot], k_map, &shared.full_k[at.slot], keys.row + tile * kBlockKV, head,
+               keys.batch);
   }
 
-  __device__ __forceinline__ void load_v(int tile, int head, int batch) {
+  __device__ __forceinline__ void load_v(int tile, int head, const Place& keys) {
     const Turn at = turn<kStages>(count_v++);
     wait(&shared.empty_v[at.slot], at.parity ^ 1);
     ptx::mbarrier_arrive_expect_tx(&shared.full_v[at.slot], sizeof(shared.v[0]));
-    load_slabs(shared.v[at.slot], v_map, &shared.full_v[at.slot], tile * kBlockKV, head, batch);
+    load_slabs(shared.v[at.slot], v_map, &shared.full_v[at.slot], keys.row + tile * kBlockKV, head,
+               keys.batch);
   }
 };
 
@@ -857,17 +897,18 @@ __device__ __forceinline__ int tile_row(int i) {
   return threadIdx.x / 32 * kWarpRows + 8 * i + threadIdx.x % 32 / 4;
 }
 
-// ---- Scores, again ------------------------------------------------------------------------------
-// 16 rows of one warp against 8 keys, by the instructions that a warp can issue alone: for the rare tile
-// whose scores were overwritten with weights that turned out too large.
-using FewScores = float[1][1][4];
-
+// Where 8 columns of a row lie in a tile.
 template <int kRows, int kTileSlabs>
 __device__ __forceinline__ u32 chunk_address(const SlabTile<kRows, kTileSlabs>& tile, int row,
                                              int chunk) {
   const u32 slab = ptx::smem_address(&tile) + chunk / 8 * sizeof(tile.slab[0]);
   return slab + row * 128 + (chunk % 8 ^ row % 8) * 16;
 }
+
+// ---- Scores, again ------------------------------------------------------------------------------
+// 16 rows of one warp against 8 keys, by the instructions that a warp can issue alone: for the rare tile
+// whose scores were overwritten with weights that turned out too large.
+using FewScores = float[1][1][4];
 
 __device__ __forceinline__ void few_scores(FewScores& s, const SlabTile<64, kSlabs>& q,
                                            const SlabTile<kBlockKV, kSlabs>& k, int column) {
@@ -947,7 +988,6 @@ struct RowState {  // of the two rows of a thread
   bool settled;  // all rows of the warp are
 };
 
-constexpr float kLargestSum = 16384.f;  // of a lane's weights in one tile; fp16 ends at 65504
 // A fused multiply-add takes the exact product from a rounded reference: beyond this exponent the
 // rounding would show, and the difference is taken before it is scaled.
 constexpr float kHugeExponent = 262144.f;
@@ -1026,6 +1066,8 @@ __device__ __forceinline__ void add_up(float (&sum)[2], const Scores& s) {
   }
 }
 
+constexpr float kLargestSum = 16384.f;  // of a lane's weights in one tile; fp16 ends at 65504
+
 // The weights of those rows again, from a maximum that is theirs. `rescored(few, column)` computes the
 // scores of 8 keys; what becomes of a row depends on no other row.
 template <typename Rescored>
@@ -1058,6 +1100,7 @@ __device__ __forceinline__ void lower(Scores& s, Accumulator& o, RowState& row, 
       s[0][kBlockKV / 8 - 1][i] = next;
     }
   }
+  __syncwarp();  // all lanes have read Q and K again: a vote would not order that
   add_up(sum, s);
   move_to(row, o, max, scale_log2, fresh);
 }
@@ -1076,7 +1119,6 @@ __device__ __forceinline__ void weigh(Scores& s, Accumulator& o, RowState& row, 
   row.sum[0] += sum[0];
   row.sum[1] += sum[1];
 }
-
 __device__ __forceinline__ void round_weights(Weights& p, const Scores& s) {
 #pragma unroll
   for (int i = 0; i < kBlockKV / 4; ++i) {
@@ -1103,7 +1145,8 @@ __device__ __forceinline__ void end_rows(const RowState& row, float* inverse, fl
 // O divided by l, through shared memory to where it belongs, by TMA: the next tile's products may start
 // while it leaves. TMA leaves out what lies beyond the tensor.
 __device__ __forceinline__ void store_output(Shared& shared, const Accumulator& o,
-                                             const TensorMap* o_map, const Work& work, int seq_q) {
+                                             const TensorMap* o_map, const Work& work,
+                                             const Place& queries, int seq_q) {
   const int thread = ptx::thread_index();  // asked again, lest addresses be kept all along
   const int consumer = thread / 128, lane = thread % 32, row = thread % 128 / 32 * 16 + lane % 16;
   const int first_row = thread / 32 * kWarpRows + lane / 4;
@@ -1134,8 +1177,8 @@ __device__ __forceinline__ void store_output(Shared& shared, const Accumulator& 
 #pragma unroll
       for (int i = 0; i < kPartSlabs; ++i) {
         const int slab = part * kPartSlabs + i;
-        ptx::cp_async_bulk_tensor_4d_store(o_map, tile.slab[i], slab * kSlabColumns, query,
-                                           work.head, work.batch);
+        ptx::cp_async_bulk_tensor_4d_store(o_map, tile.slab[i], slab * kSlabColumns,
+                                           queries.row + query, work.head, queries.batch);
       }
       ptx::cp_async_bulk_commit_group();
     }
@@ -1161,37 +1204,47 @@ v3_fwd_sm90a_bf16_d256_full_c30edfc6(
   const int warpgroup = uniform(threadIdx.x / 128);
   if (threadIdx.x == 0) init_barriers(shared);
   __syncthreads();
+  const auto span_of = [&](const Work& work) {  // by which its mask is aligned
+    return Span{seq_q, seq_kv};
+  };
+  const auto queries_of = [&](const Work& work) {  // where TMA finds them
+    return Place{0, work.batch};
+  };
 
   if (warpgroup == kConsumers) {  // ---- Producer ----
     ptx::setmaxnreg_dec<kLoaderRegisters>();
     if (threadIdx.x % 128 != 0) return;
     Loader loader = {shared, &k_map, &v_map};
-    int before = 0, before_head = 0, before_batch = 0;  // the tile whose V is still to come
+    int before = 0, before_head = 0;  // the tile whose V is still to come
+    Place before_keys = {0, 0};
+    const Grid grid = {batch, heads, seq_q, heads_together};
     for (int round = 0;; ++round) {
       const Turn at = turn<kQStages>(round);
-      const Work work = work_at(round, batch, heads, seq_q, heads_together);
+      const Work work = work_at(round, grid);
       wait(&shared.empty_q[at.slot], at.parity ^ 1);
       shared.works[round % kWorks] = work;
       if (work.first_query < 0) {
         ptx::mbarrier_arrive(&shared.full_q[at.slot]);
         break;
       }
+      const Place queries = queries_of(work);
+      const Place keys = queries;
       ptx::mbarrier_arrive_expect_tx(&shared.full_q[at.slot], sizeof(shared.q[0]));
 #pragma unroll
       for (int i = 0; i < kConsumers; ++i) {
-        const int query = work.first_query + 64 * i;
+        const int query = queries.row + work.first_query + 64 * i;
         load_slabs(shared.q[at.slot][i], &q_map, &shared.full_q[at.slot], query, work.head,
-                   work.batch);
+                   queries.batch);
       }
       const int kv_head = work.head / (heads / kv_heads);
-      const Tiles tiles = key_tiles(work.first_query, seq_q, seq_kv);
+      const Tiles tiles = key_tiles(work.first_query, span_of(work));
       for (int tile = tiles.end - 1; tile >= tiles.begin; --tile) {
-        loader.load_k(tile, kv_head, work.batch);
-        if (loader.count_k > 1) loader.load_v(before, before_head, before_batch);
-        before = tile, before_head = kv_head, before_batch = work.batch;
+        loader.load_k(tile, kv_head, keys);
+        if (loader.count_k > 1) loader.load_v(before, before_head, before_keys);
+        before = tile, before_head = kv_head, before_keys = keys;
       }
     }
-    if (loader.count_k > 0) loader.load_v(before, before_head, before_batch);
+    if (loader.count_k > 0) loader.load_v(before, before_head, before_keys);
     return;
   }
 
@@ -1204,22 +1257,28 @@ v3_fwd_sm90a_bf16_d256_full_c30edfc6(
   Weights p;
   Accumulator o;
   RowState row;
-  int round = 0, tile = 0, last_tile = 0, whole = 0;
+  int round = 0, tile = 0, last_tile = 0;
+  Tiles whole = {0, 0};
   // The next tile of queries: false if there is none.
   const auto begin = [&] {
     const Turn at = turn<kQStages>(round);
     wait(&shared.full_q[at.slot], at.parity);
-    const int first_query = shared.works[round % kWorks].first_query;
-    const Tiles tiles = key_tiles(first_query, seq_q, seq_kv);
+    const Work& work = shared.works[round % kWorks];
+    const int first_query = work.first_query;
+    const Tiles tiles = key_tiles(first_query, span_of(work));
     ++round;
     tile = tiles.end - 1, last_tile = tiles.begin;
-    whole = visible_keys(first_query + 64 * warpgroup, seq_q, seq_kv) / kBlockKV;
+    whole = whole_tiles(first_query + 64 * warpgroup, span_of(work));
     return first_query >= 0;
   };
   const auto end = [&] {
     const Work work = shared.works[(round - 2) % kWorks];
     const i64 rows = (i64(work.batch) * heads + work.head) * seq_q + work.first_query;
-    end_rows(row, shared.inverse, lse + rows, scale_log2, seq_q - work.first_query);
+    end_rows(row, shared.inverse, lse + rows, scale_log2, span_of(work).seq_q - work.first_query);
+  };
+  const auto store = [&] {
+    const Work& work = shared.works[(round - 2) % kWorks];
+    store_output(shared, o, &o_map, work, queries_of(work), span_of(work).seq_q);
   };
   const auto start = [&](int n) {  // the scores of the n-th tile of keys
     const Turn at = turn<kStages>(n);
@@ -1229,17 +1288,20 @@ v3_fwd_sm90a_bf16_d256_full_c30edfc6(
                  descriptor_of(shared.k[at.slot]));
   };
   const auto weigh_scores = [&](int n, bool fresh) {
-    const auto& q_rows = shared.q[(round - 1) % kQStages][warpgroup];
-    const auto& keys = shared.k[n % kStages];
-    const auto mask = [&](auto& scores, int column) {
-      const int first_query = shared.works[(round - 1) % kWorks].first_query;
-      const int query = first_query + threadIdx.x / 32 * kWarpRows;
-      mask_scores(scores, query, tile * kBlockKV + column, seq_q, seq_kv);
+    // From products to what softmax sees, for the keys from the tile's `column`-th on.
+    const auto finish = [&](auto& s, int column) {
+      if (is_among(tile, whole)) return;
+      const Work& work = shared.works[(round - 1) % kWorks];
+      const Span span = span_of(work);
+      const int warp_query = work.first_query + threadIdx.x / 32 * kWarpRows;
+      const int key = tile * kBlockKV + column;
+      mask_scores(s, warp_query, key, span);
     };
-    if (tile >= whole) mask(s, 0);
+    finish(s, 0);
     weigh(s, o, row, scale_log2, fresh, [&](FewScores& few, int column) {
-      few_scores(few, q_rows, keys, column);
-      if (tile >= whole) mask(few, column);
+      const auto& q_rows = shared.q[(round - 1) % kQStages][warpgroup];
+      few_scores(few, q_rows, shared.k[n % kStages], column);
+      finish(few, column);
     });
     if (threadIdx.x % 32 == 0) {
       ptx::mbarrier_arrive(&shared.empty_k[n % kStages]);
@@ -1283,7 +1345,7 @@ v3_fwd_sm90a_bf16_d256_full_c30edfc6(
     if (leads) ptx::mbarrier_arrive(&shared.empty_v[n % kStages]);
     round_weights(p, s);
     if (ends) {
-      store_output(shared, o, &o_map, shared.works[(round - 2) % kWorks], seq_q);
+      store();
       zero(o);
     }
     ++n;
@@ -1292,7 +1354,7 @@ v3_fwd_sm90a_bf16_d256_full_c30edfc6(
     start_values_of(n);
     end();
     finish_products<0>(o);
-    store_output(shared, o, &o_map, shared.works[(round - 2) % kWorks], seq_q);
+    store();
   }
   if (leads) ptx::cp_async_bulk_wait_group_read<0>();
   if (warpgroup == 0) ptx::bar_sync(kTurnBarrier, 256);  // the turn that no one took
@@ -1341,9 +1403,9 @@ TensorMap encoded(Element* array, i64 batch, i64 heads, i64 seq, i64 width, int 
     cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", reinterpret_cast<void**>(&encode),
                                      12000, cudaEnableDefault, &found);
   }
-  const cuuint64_t sizes[] = {cuuint64_t(width), cuuint64_t(seq), cuuint64_t(heads),
-                              cuuint64_t(batch)};
+  const cuuint64_t ends = batch;
   const cuuint64_t row = width * sizeof(Element), strides[] = {row, row * seq, row * seq * heads};
+  const cuuint64_t sizes[] = {cuuint64_t(width), cuuint64_t(seq), cuuint64_t(heads), ends};
   const cuuint32_t box[] = {kSlabColumns, cuuint32_t(rows), 1, 1}, ones[] = {1, 1, 1, 1};
   CUtensorMap map;
   if (encode(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 4, array, sizes, strides, box, ones,

@@ -60,14 +60,22 @@ AMPERE, BLACKWELL = (8, 0), 12
 V2_BACKWARD_REGISTERS, V2_BACKWARD_LEAST = 72, 64
 # What its options keep besides.
 BACKWARD_OPTION_REGISTERS = {"window": 4, "softcap": 8, "ALiBi": 4, "dense bias": 8, "sequences": 0}
-# What turns keep beside so many columns of dK and dV.
-TURN_REGISTERS, TURN_COLUMNS = 8, 256
+# What turns keep beside so many columns of dK and dV, and where a window moves them.
+TURN_REGISTERS, TURN_COLUMNS, TURN_WINDOW_REGISTERS = 8, 256, 12
+SECOND_PASS_FP32 = 8  # what rows of queries keep besides
 MMA_ROWS = 16  # the fewest queries of a tile
-# V1's plain copies on the way, in blocks of fewer than eight warps.
+# V1's plain copies on the way, in blocks of fewer than eight warps; what it keeps besides in fp32,
+# and beside rows of more than so many columns there.
 V1_BACKWARD_COPIES = 16
+V1_BACKWARD_FP32, V1_BACKWARD_FP32_WIDE, V1_FP32_COLUMNS = 36, 64, 224
 # V3: what the compiler needs beside accumulators and weights; backward, what FlashAttention-3's
 # published tiles leave it.
 V3_BASE, WGMMA_SLACK = 32, 28
+# What its options keep besides; a bias in fp32 on its way more for every key beyond the first
+# number, and one that meets a softcap's polynomials. Fitted to nvcc 13.0.
+V3_OPTION_REGISTERS = {"window": 12, "softcap": 0, "ALiBi": 8, "dense bias": 12, "sequences": 8}
+V3_FP32_BIAS_KEYS, V3_FP32_BIAS_PER_KEY = 32, 0.25
+V3_CAPPED_BIAS_KEYS, V3_CAPPED_BIAS_PER_KEY = 48, 0.5
 # V3: mbarriers and alignment of the tiles to 1024 bytes.
 BARRIER_BYTES = 1024
 
@@ -176,7 +184,7 @@ def _v3_fwd_smem(problem: Problem, tiles: Tiles) -> Any:
     """Tiles of Q, O on its way out, stages of K and V, in slabs of 128-byte rows: the first layout
     that fits a block."""
     layouts = v3_layouts(problem.head_dim_v)
-    sizes = [v3_smem(problem.head_dim, problem.head_dim_v, tiles, *one) for one in layouts]
+    sizes = [v3_smem(problem, tiles, *one) for one in layouts]
     return np.select([size <= HOPPER_SMEM for size in sizes], sizes, default=sizes[-1])
 
 
@@ -186,10 +194,11 @@ def _q_tile(problem: Problem, tiles: Tiles) -> Any:
 
 
 def _v1_bwd_smem(problem: Problem, tiles: Tiles) -> Any:
-    """K and V stay; one tile of Q and dO with their fp32 L and D; one of dS."""
+    """K and V stay; one tile of Q and dO with their fp32 L and D; one of dS, and of P where that
+    goes through shared memory."""
     d, dv, e = _dims(problem)
     m, n = tiles.block_q, tiles.block_kv
-    return (n * (d + dv) + m * (d + dv) + m * n) * e + 8 * m
+    return ((n + m) * (d + dv) + tiles.sharing * m * n) * e + 8 * m
 
 
 def _v2_bwd_smem(problem: Problem, tiles: Tiles) -> Any:
@@ -269,8 +278,21 @@ def option_registers(problem: Problem) -> dict[str, int]:
 
 
 def backward_option_registers(problem: Problem) -> dict[str, int]:
-    """The same of V2's backward kernel."""
+    """The same of V1's and V2's backward kernels."""
     return {name: BACKWARD_OPTION_REGISTERS[name] for name in _options(problem)}
+
+
+def v3_option_registers(problem: Problem, tiles: Tiles) -> dict[str, Ints]:
+    """The same of V3's forward kernel."""
+    none = np.zeros(len(tiles), np.int64)
+    kept: dict[str, Ints] = {name: none + V3_OPTION_REGISTERS[name] for name in _options(problem)}
+    if problem.bias == "dense_fp32":
+        keys = np.maximum(tiles.block_kv - V3_FP32_BIAS_KEYS, 0)
+        kept["biases on their way"] = (V3_FP32_BIAS_PER_KEY * keys).astype(np.int64)
+    if problem.dense and problem.softcap:
+        keys = np.maximum(tiles.block_kv - V3_CAPPED_BIAS_KEYS, 0)
+        kept["biases beside a softcap"] = (V3_CAPPED_BIAS_PER_KEY * keys).astype(np.int64)
+    return kept
 
 
 def _options(problem: Problem) -> tuple[str, ...]:
@@ -305,7 +327,10 @@ def v1_most(problem: Problem) -> int:
 
 
 def _v1_bwd_registers(problem: Problem, tiles: Tiles) -> Any:
-    return _v2_bwd_registers(problem, tiles) + V1_BACKWARD_COPIES * (tiles.warps < 8)
+    wide = max(problem.head_dim, problem.head_dim_v) > V1_FP32_COLUMNS
+    fp32 = V1_BACKWARD_FP32_WIDE if wide else V1_BACKWARD_FP32
+    more = fp32 * (problem.dtype == "fp32") + V1_BACKWARD_COPIES * (tiles.warps < 8)
+    return _v2_bwd_registers(problem, tiles) + more
 
 
 def _v2_bwd_registers(problem: Problem, tiles: Tiles) -> Any:
@@ -320,7 +345,13 @@ def _v2_bwd_registers(problem: Problem, tiles: Tiles) -> Any:
 
 def _v2_ordered_registers(problem: Problem, tiles: Tiles) -> Any:
     wide = gradient_columns(problem, tiles) > TURN_COLUMNS
-    return _v2_bwd_registers(problem, tiles) + TURN_REGISTERS * wide
+    moving = TURN_WINDOW_REGISTERS * (problem.mask == "window")
+    return _v2_bwd_registers(problem, tiles) + TURN_REGISTERS * wide + moving
+
+
+def _second_pass_registers(problem: Problem, tiles: Tiles) -> Any:
+    fp32 = SECOND_PASS_FP32 * (problem.dtype == "fp32")
+    return _v2_bwd_registers(problem, tiles) + fp32
 
 
 def gradient_columns(problem: Problem, tiles: Tiles) -> Ints:
@@ -333,7 +364,9 @@ def gradient_columns(problem: Problem, tiles: Tiles) -> Ints:
 def _v3_fwd_registers(problem: Problem, tiles: Tiles) -> Any:
     """A warpgroup of 128 threads owns 64 rows: S N/2, O D_v/2, P N e/8."""
     p = tiles.block_kv * problem.element_bytes // 8
-    return tiles.block_kv // 2 + padded(problem.head_dim_v, problem.dtype) // 2 + p + V3_BASE
+    o = padded(problem.head_dim_v, problem.dtype) // 2
+    options = sum(v3_option_registers(problem, tiles).values())
+    return tiles.block_kv // 2 + o + p + V3_BASE + options
 
 
 def _v3_bwd_registers(problem: Problem, tiles: Tiles) -> Any:
@@ -369,8 +402,9 @@ _REGISTERS: dict[tuple[str, str], _Count] = {
     ("v2_split", "fwd"): _v2_split_registers,
     ("v3", "fwd"): _v3_fwd_registers,
     ("v1", "bwd"): _v1_bwd_registers,
-    **dict.fromkeys((("v2", "bwd"), ("v2_second_pass", "bwd")), _v2_bwd_registers),
+    ("v2", "bwd"): _v2_bwd_registers,
     ("v2_ordered", "bwd"): _v2_ordered_registers,
+    ("v2_second_pass", "bwd"): _second_pass_registers,
     ("v3", "bwd"): _v3_bwd_registers,
 }
 

@@ -275,9 +275,9 @@ class _Flash:
 
     def _tile_clocks(self) -> Reals:
         """V3: what a tile of queries takes besides its steps; the next one's begin meanwhile."""
-        p = self.problem
-        one_q = v3_smem(p.head_dim, p.head_dim_v, self.tiles, 2, 1) > HOPPER_SMEM
-        masked = ceil_div(self.tiles.block_q, self.tiles.block_kv) * (p.mask != "full")
+        one_q = v3_smem(self.problem, self.tiles, 2, 1) > HOPPER_SMEM
+        uniform = self.problem.mask == "full"
+        masked = ceil_div(self.tiles.block_q, self.tiles.block_kv) * (not uniform)
         return np.asarray(WGMMA_TILE_CLOCKS + ONE_Q_CLOCKS * one_q + MASKED_STEP_CLOCKS * masked)
 
     def _ends_bytes(self) -> Ints:

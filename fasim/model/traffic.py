@@ -63,34 +63,40 @@ def issued(problem: Problem, algo: str, pass_: str, tiles: Tiles) -> Bytes:
         return _standard(problem, pass_)
     if algo == "v2_split":
         return _v2_split(problem, tiles)
-    if algo == "v2_second_pass":
-        return _second_pass(problem, tiles)
     seen = visits(problem, tiles.block_q, tiles.block_kv)
-    moved = _ISSUED[algo, pass_](problem, seen, tiles.block_q)
+    moved = _ISSUED[algo, pass_](problem, seen, tiles)
     reads = _option_reads if pass_ == "fwd" else _option_reads_bwd
     return Bytes.by_tensor({**moved.reads, **reads(problem, algo, tiles)}, moved.writes)
 
 
 def _option_reads_bwd(problem: Problem, algo: str, tiles: Tiles) -> dict[str, Any]:
-    """The same backward. Every thread reads the slope of each tile of queries that it walks, and
-    its sequence's ends in each kernel that it is in; a dense bias is read where tiles meet."""
+    """The same backward. Every thread reads the slope of each tile of queries that it walks, or
+    that it makes dQ of by itself, and its sequence's ends in each kernel that it is in; a dense
+    bias is read where tiles meet."""
     p, heads = problem, problem.batch * problem.heads
     seen = visits(problem, tiles.block_q, tiles.block_kv)
+    turned = visits(problem, tiles.block_kv, tiles.block_q)
+    again = algo == "v2_second_pass"
     reads: dict[str, Any] = {}
     if p.bias == "alibi":
-        reads["slopes"] = 4 * heads * seen.steps * tiles.threads
+        reads["slopes"] = 4 * heads * (seen.steps + again * turned.q_tiles) * tiles.threads
     if p.dense:
-        reads["bias"] = heads * seen.pairs * p.bias_bytes
+        reads["bias"] = heads * (seen.pairs + again * turned.pairs) * p.bias_bytes
     if p.varlen:
-        blocks = 2 * heads * seen.q_tiles + p.batch * p.kv_heads * seen.kv_tiles
+        last: dict[str, Any] = {"v1": 0, "v2_second_pass": turned.q_tiles}
+        per_kv_head = np.minimum(seen.kv_tiles, 1) if algo == "v1" else seen.kv_tiles
+        blocks = (
+            heads * (seen.q_tiles + last.get(algo, seen.q_tiles))
+            + p.batch * p.kv_heads * per_kv_head
+        )
         reads |= dict.fromkeys(("cu_seqlens_q", "cu_seqlens_k"), 8 * blocks * tiles.threads)
     return reads
 
 
 def _option_reads(problem: Problem, algo: str, tiles: Tiles) -> dict[str, Any]:
-    """What only some kernels read forward. Every thread reads its head's slope and scale factors
-    and its sequence's ends; a dense bias is read once wherever a q tile (V2: a warp's rows) meets
-    the keys it visits.
+    """What only some kernels read forward. Every thread (V3: that computes) reads its head's slope
+    and scale factors and (V3: one that loads) its sequence's ends; a dense bias is read once
+    wherever a q tile (V2: a warp's rows) meets the keys it visits.
     """
     p, heads = problem, problem.batch * problem.heads
     seen = visits(problem, tiles.block_q, tiles.step_kv)
@@ -103,7 +109,8 @@ def _option_reads(problem: Problem, algo: str, tiles: Tiles) -> dict[str, Any]:
         rows = tiles.rows_apart(algo, p.dtype)
         reads["bias"] = heads * visits(problem, rows, tiles.step_kv).pairs * p.bias_bytes
     if p.varlen:
-        reads |= {"cu_seqlens_q": 8 * threads, "cu_seqlens_k": 8 * threads}
+        readers = heads * seen.q_tiles if algo == "v3" else threads
+        reads |= {"cu_seqlens_q": 8 * readers, "cu_seqlens_k": 8 * readers}
     if p.dtype == "e4m3":
         reads |= dict.fromkeys(SCALE_INPUTS, 4 * threads)
     return reads
@@ -125,7 +132,7 @@ def _standard(problem: Problem, pass_: str) -> Bytes:
     return {"fwd": forward, "bwd": backward}[pass_]
 
 
-def _v1_fwd(problem: Problem, seen: Visits, block_q: Ints) -> Bytes:
+def _v1_fwd(problem: Problem, seen: Visits, tiles: Tiles) -> Bytes:
     """Outer loop over K/V blocks, each loaded once a query head; inner over the q blocks that see
     it. O, m and l come back from HBM except in a q block's first step; its last writes O and LSE.
     """
@@ -152,7 +159,7 @@ def _v1_fwd(problem: Problem, seen: Visits, block_q: Ints) -> Bytes:
     )
 
 
-def _v2_fwd(problem: Problem, seen: Visits, block_q: Ints) -> Bytes:
+def _v2_fwd(problem: Problem, seen: Visits, tiles: Tiles) -> Bytes:
     """Every q tile reads Q once, the K/V tiles it visits, and writes O and LSE once."""
     p, e, heads = problem, problem.element_bytes, problem.batch * problem.heads
     return Bytes.by_tensor(
@@ -184,25 +191,25 @@ def _v2_split(problem: Problem, tiles: Tiles) -> Bytes:
     )
 
 
-def _v1_bwd(problem: Problem, seen: Visits, block_q: Ints) -> Bytes:
+def _v1_bwd(problem: Problem, seen: Visits, tiles: Tiles) -> Bytes:
     """As V2, with the loop over K/V blocks outside, in one block a K/V head: each step updates the
     fp32 dQ of a q block in HBM, a whole tile, which the first step only writes and the last turns
     into the result."""
     heads = problem.batch * problem.heads
-    tile = heads * block_q * padded(problem.head_dim) * 4
+    tile = heads * tiles.block_q * padded(problem.head_dim) * 4
     again = tile * (seen.steps - seen.q_tiles + seen.blind)
-    moved = _v2_bwd(problem, seen, block_q)
+    moved = _v2_bwd(problem, seen, tiles)
     updated = {"dq_acc": again}
     return Bytes.by_tensor({**moved.reads, **updated}, {**moved.writes, **updated})
 
 
-def _v2_bwd(problem: Problem, seen: Visits, block_q: Ints) -> Bytes:
+def _v2_bwd(problem: Problem, seen: Visits, tiles: Tiles) -> Bytes:
     """D = rowsum(dO * O) first; then a block per K/V tile reads Q, dO, LSE and D of every q tile
     that sees it, of all heads that share it, and adds to dQ in fp32, whole tiles; last dQ is
     rounded. dK and dV are written once."""
     p, e, heads = problem, problem.element_bytes, problem.batch * problem.heads
     rows, all_rows, t = heads * seen.rows, heads * p.seq, Tensors.of(problem)
-    tile = heads * block_q * padded(p.head_dim, p.dtype) * 4  # of dQ, in every head
+    tile = heads * tiles.block_q * padded(p.head_dim, p.dtype) * 4  # of dQ, in every head
     reads = {
         "q": rows * p.head_dim * e,
         "o": all_rows * p.head_dim_v * e,
@@ -223,11 +230,11 @@ def _v2_bwd(problem: Problem, seen: Visits, block_q: Ints) -> Bytes:
     return Bytes.by_tensor(reads, writes)
 
 
-def _v2_ordered(problem: Problem, seen: Visits, block_q: Ints) -> Bytes:
+def _v2_ordered(problem: Problem, seen: Visits, tiles: Tiles) -> Bytes:
     """As V2, and every step asks a tile's counter and moves it; the counters, and that of the
     blocks which started, begin at 0."""
     heads, any_rows = problem.batch * problem.heads, problem.seq > 0
-    moved = _v2_bwd(problem, seen, block_q)
+    moved = _v2_bwd(problem, seen, tiles)
     blocks = problem.batch * problem.kv_heads * seen.kv_tiles
     taken, counters = heads * seen.steps, heads * seen.q_tiles + 1
     return Bytes.by_tensor(
@@ -236,12 +243,12 @@ def _v2_ordered(problem: Problem, seen: Visits, block_q: Ints) -> Bytes:
     )
 
 
-def _second_pass(problem: Problem, tiles: Tiles) -> Bytes:
+def _second_pass(problem: Problem, seen: Visits, tiles: Tiles) -> Bytes:
     """V2's main kernel without dQ; then a block per q tile, as long as a K/V tile elsewhere, reads
     Q, dO, LSE and D of its rows once, all warps that share rows for themselves, and the K/V tiles
     that they see."""
     p, e, heads = problem, problem.element_bytes, problem.batch * problem.heads
-    moved = _v2_bwd(p, visits(p, tiles.block_q, tiles.block_kv), tiles.block_q)
+    moved = _v2_bwd(p, seen, tiles)
     keys = heads * visits(p, tiles.block_kv, tiles.block_q).keys
     rows = heads * p.seq
     more = {
@@ -256,7 +263,7 @@ def _second_pass(problem: Problem, tiles: Tiles) -> Bytes:
     return Bytes.by_tensor(reads, {n: b for n, b in moved.writes.items() if n != "dq_acc"})
 
 
-def _v3_bwd(problem: Problem, seen: Visits, block_q: Ints) -> Bytes:
+def _v3_bwd(problem: Problem, seen: Visits, tiles: Tiles) -> Bytes:
     """As V2, but a block for every query head, and dQ without the padding of tiles."""
     p, e, heads = problem, problem.element_bytes, problem.batch * problem.heads
     rows, all_rows = heads * seen.rows, heads * p.seq
@@ -287,12 +294,13 @@ def _with_kv_gradients(problem: Problem, reads: dict[str, Any], writes: dict[str
     return Bytes.by_tensor(reads, writes | {"dk": t.k * (group + 1), "dv": t.v * (group + 1)})
 
 
-_ISSUED: dict[tuple[str, str], Callable[[Problem, Visits, Ints], Bytes]] = {
+_ISSUED: dict[tuple[str, str], Callable[[Problem, Visits, Tiles], Bytes]] = {
     ("v1", "fwd"): _v1_fwd,
     ("v2", "fwd"): _v2_fwd,
     ("v1", "bwd"): _v1_bwd,
     ("v2", "bwd"): _v2_bwd,
     ("v2_ordered", "bwd"): _v2_ordered,
+    ("v2_second_pass", "bwd"): _second_pass,
     ("v3", "fwd"): _v2_fwd,
     ("v3", "bwd"): _v3_bwd,
 }
@@ -364,13 +372,13 @@ def _second_pass_dram(
     problem: Problem, gpu: Gpu, tiles: Tiles, asked: Bytes, resident: Ints
 ) -> Bytes:
     """A backward walk without dQ, then one over K and V, as forward, that reads Q, dO, LSE and D
-    and writes dQ."""
+    and writes dQ. What they read of a dense bias is in both."""
     p, t = problem, Tensors.of(problem)
     rows = replace(tiles, block_q=tiles.block_kv)
     keys = _walk_dram(p, gpu, "fwd", rows, asked, resident)
     queries = _walk_dram(p, gpu, "bwd", tiles, asked, resident)
     dq = p.batch * p.heads * p.seq * p.head_dim * 4
-    read = keys.read + queries.read - dq + t.o + 2 * t.lse
+    read = keys.read + queries.read - asked.reads.get("bias", 0) - dq + t.o + 2 * t.lse
     write = queries.write - dq + t.q
     return Bytes(np.minimum(read, asked.read), np.minimum(write, asked.write))
 

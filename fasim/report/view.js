@@ -266,12 +266,12 @@ function legendCounts() {
   return `${countText(n.full)} ${w.full}, ${countText(n.partial)} ${w.partial}, ${countText(n.skip)} ${w.skipped}.`;
 }
 
-const swatch = (name, text) => `<span class="key"><span class="swatch" style="background:var(--${name})"></span>${escaped(text)}</span>`;
+const swatch = (name, text, under = "") => `<span class="key"><span class="swatch" style="background:linear-gradient(var(--${name}), var(--${name}))${under}"></span>${escaped(text)}</span>`;
 
 function writeMatrixLegend() {
   const w = words(), n = cells ? cells.counts : { full: 0, partial: 0, skip: 0 };
   $("#matrix-legend").innerHTML = swatch("full", `${countText(n.full)} ${w.full}`) + swatch("partial", `${countText(n.partial)} ${w.partial}`)
-    + swatch("skip", `${countText(n.skip)} ${w.skipped}`) + swatch("done", w.done) + swatch("s", w.s) + swatch("p", w.p) + swatch("pv", w.pv);
+    + swatch("skip", `${countText(n.skip)} ${w.skipped}`) + swatch("done", w.done, ", var(--full)") + swatch("s", w.s) + swatch("p", w.p) + swatch("pv", w.pv);
 }
 
 // ---- (b) the memory ----
@@ -339,17 +339,17 @@ function drawBars(entry, sim, done) {
   const registers = entry.blocks * entry.threads * (entry.variant === "v3" ? entry.launchRegisters : entry.t.registers);
   const distinct = Math.min(MODEL.tensors(p).q + MODEL.tensors(p).kv, done.read * EVENTS.units(entry));
   const levels = {
-    hbm: [entry.hbm.total, gpu.hbm_bytes, `${w.holds} ${bytesText(entry.hbm.total)}`, bytesText(gpu.hbm_bytes)],
-    l2: [Math.min(distinct, gpu.l2_bytes), gpu.l2_bytes, `${w.touched} ≤ ${bytesText(distinct)}`, bytesText(gpu.l2_bytes)],
-    smem: [resident, entry.smem, `${bytesText(resident)} ${w.of} ${bytesText(entry.smem)}`, `SM: ${bytesText(gpu.smem_per_sm)}`],
-    registers: [registers, gpu.registers_per_sm, `${w.allocated} ${bytesText(registers * 4)}`, `SM: ${bytesText(gpu.registers_per_sm * 4)}`],
+    hbm: [entry.hbm.total, gpu.hbm_bytes, ""],
+    l2: [Math.min(distinct, gpu.l2_bytes), gpu.l2_bytes, distinct > gpu.l2_bytes ? "" : "≤ "],
+    smem: [resident, entry.smem, ""],
+    registers: [registers * 4, gpu.registers_per_sm * 4, ""],
   };
-  for (const [name, [held, capacity, label, limit]] of Object.entries(levels)) {
+  for (const [name, [held, capacity, sign]] of Object.entries(levels)) {
     const height = 120 * Math.min(1, held / capacity), bar = $(`#memory [data-bar="${name}"]`);
     bar.setAttribute("height", height.toFixed(1));
     bar.setAttribute("y", (148 - height).toFixed(1));
-    $(`#memory [data-label="${name}"]`).textContent = label;
-    $(`#memory [data-capacity="${name}"]`).textContent = limit;
+    $(`#memory [data-label="${name}"]`).textContent = sign + bytesText(held);
+    $(`#memory [data-capacity="${name}"]`).textContent = `${w.of} ${bytesText(capacity)}`;
   }
 }
 

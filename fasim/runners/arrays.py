@@ -16,12 +16,14 @@ from numpy.typing import NDArray
 
 from fasim import reference, tensor_map
 from fasim.errors import UsageError
-from fasim.plan import SLAB_BYTES, Launch, Scalar, contiguous_strides, kernel_strides
+from fasim.plan import LONGEST, SLAB_BYTES, Launch, Scalar, contiguous_strides, kernel_strides
 from fasim.problem import DTYPE_BYTES
 from fasim.render import Kernel
 from fasim.tensor_map import TensorMap
 
 Array = NDArray[Any]
+Strides = tuple[int, int, int]
+Sizes = tuple[int, int, int, int]
 
 DTYPES: dict[str, np.dtype[Any]] = {
     **{name: np.dtype(dtype) for name, dtype in reference.DTYPES.items()},
@@ -154,23 +156,40 @@ def tensor_maps(
     launch: Launch, addresses: Mapping[str, int], steps: Mapping[str, tuple[int, ...]]
 ) -> dict[str, TensorMap]:
     """How TMA sees the tensors that a kernel takes as maps, by tensor: slabs of 128-byte rows of a
-    (batch, heads, seq, head_dim) array at an address, with strides in elements. An array without
-    elements looks like one of zeros in all dimensions but the last."""
+    (batch, heads, seq, head_dim) array, or a packed one, at an address, with strides in elements.
+    An array without elements looks like one of zeros in all dimensions but the last."""
     arrays = {**launch.inputs, **launch.outputs}
     maps = {}
     for name, rows in launch.boxes.items():
-        (batch, heads, seq, width), dtype = arrays[name]
+        shape, dtype = arrays[name]
         size = DTYPE_BYTES[dtype]
-        strides = tuple(size * step for step in steps[name][2::-1])
+        longest = launch.scalars.get(LONGEST[name], 0)
+        assert isinstance(longest, int)
+        sizes, strides = _seen(shape, [size * step for step in steps[name]], longest)
         maps[name] = TensorMap(
-            address=addresses[name],
+            address=addresses[name] - strides[0] * sizes[1] * (len(shape) == 3),
             dtype=dtype,
-            sizes=(width, max(seq, 1), max(heads, 1), max(batch, 1)),
-            strides=(strides[0], strides[1], strides[2]),
+            sizes=sizes,
+            strides=strides,
             box=(SLAB_BYTES // size, rows, 1, 1),
             swizzle=SLAB_BYTES,
         )
     return maps
+
+
+def _seen(shape: tuple[int, ...], steps: list[int], longest: int) -> tuple[Sizes, Strides]:
+    """Sizes, from the innermost on, and strides (bytes) of the others as TMA sees an array.
+
+    In a packed one it sees, for every token e, a sequence of the longest length that ends before e:
+    its row i is token e - longest + i. A kernel that loads or stores row i of a sequence of n
+    tokens asks for row longest - n + i of that which ends where the sequence does; what lies beyond
+    is outside the tensor, and not in the next sequence.
+    """
+    if len(shape) == 3:
+        tokens, heads, width = shape
+        return (width, max(longest, 1), max(heads, 1), tokens + 1), (steps[0], steps[1], steps[0])
+    batch, heads, seq, width = shape
+    return (width, max(seq, 1), max(heads, 1), max(batch, 1)), (steps[2], steps[1], steps[0])
 
 
 # ---- Arguments ----------------------------------------------------------------------------------

@@ -3,13 +3,6 @@
 // whose scores were overwritten with weights that turned out too large.
 using FewScores = float[1][1][4];
 
-template <int kRows, int kTileSlabs>
-__device__ __forceinline__ u32 chunk_address(const SlabTile<kRows, kTileSlabs>& tile, int row,
-                                             int chunk) {
-  const u32 slab = ptx::smem_address(&tile) + chunk / 8 * sizeof(tile.slab[0]);
-  return slab + row * 128 + (chunk % 8 ^ row % 8) * 16;
-}
-
 __device__ __forceinline__ void few_scores(FewScores& s, const SlabTile<64, kSlabs>& q,
                                            const SlabTile<kBlockKV, kSlabs>& k, int column) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;

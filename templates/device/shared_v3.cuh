@@ -6,7 +6,12 @@ struct alignas(1024) SlabTile {
 };
 
 struct Work {  // a tile of queries, of one head; first_query < 0: there is no more
-  int first_query, head, batch;
+  int first_query, head;
+//% if kernel.varlen
+  Sequence sequence;
+//% else
+  int batch;
+//% endif
 };
 
 constexpr int kWorks = 4;  // that someone may still ask about: the loader is at most two ahead

@@ -9,7 +9,6 @@ struct RowState {  // of the two rows of a thread
   bool settled;  // all rows of the warp are
 };
 
-constexpr float kLargestSum = 16384.f;  // of a lane's weights in one tile; fp16 ends at 65504
 // A fused multiply-add takes the exact product from a rounded reference: beyond this exponent the
 // rounding would show, and the difference is taken before it is scaled.
 constexpr float kHugeExponent = 262144.f;
@@ -48,6 +47,7 @@ __device__ __forceinline__ void move_to(RowState& row, Accumulator& o, const flo
   for (int i = 0; i < kDV / 2; ++i) o[0][i / 4][i % 4] *= factor[i / 2 % 2];
 }
 
+//% if not kernel.bias_dtype
 // Gives the rows that have none a reference, the maximum, and takes it from their scores: `shift`, what
 // the exponent is still to be lowered by, becomes 0 there.
 __device__ __forceinline__ void settle(Scores& s, Accumulator& o, RowState& row, float (&shift)[2],
@@ -70,6 +70,7 @@ __device__ __forceinline__ void settle(Scores& s, Accumulator& o, RowState& row,
   move_to(row, o, max, scale_log2, fresh);
 }
 
+//% endif
 // Scores become weights, exp2(s scale - shift).
 __device__ __forceinline__ void exponentials(Scores& s, const float (&shift)[2], float scale_log2) {
 #pragma unroll
@@ -87,6 +88,30 @@ __device__ __forceinline__ void add_up(float (&sum)[2], const Scores& s) {
     sum[i % 2] += s[0][i / 2][i % 2 * 2] + s[0][i / 2][i % 2 * 2 + 1];
   }
 }
+
+//% if kernel.bias_dtype
+// Turns scores into weights, exp(scale (s - max)). To compute scores again their biases would have to be
+// read again: the maximum is looked for in every tile instead.
+__device__ __forceinline__ void weigh(Scores& s, Accumulator& o, RowState& row, float scale_log2,
+                                      bool fresh) {
+  float max[2], sum[2], shift[2];
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    float highest = row.max[half];
+#pragma unroll
+    for (int n = 0; n < kBlockKV / 4; ++n) highest = fmaxf(highest, s[0][n / 2][2 * half + n % 2]);
+    max[half] = quad_max(highest);
+    shift[half] = reference_of(max[half]) * scale_log2;
+  }
+  const bool moves = max[0] != row.max[0] || max[1] != row.max[1];
+  if (__any_sync(~0u, moves)) move_to(row, o, max, scale_log2, fresh);
+  exponentials(s, shift, scale_log2);
+  add_up(sum, s);
+  row.sum[0] += sum[0];
+  row.sum[1] += sum[1];
+}
+//% else
+constexpr float kLargestSum = 16384.f;  // of a lane's weights in one tile; fp16 ends at 65504
 
 // The weights of those rows again, from a maximum that is theirs. `rescored(few, column)` computes the
 // scores of 8 keys; what becomes of a row depends on no other row.
@@ -120,6 +145,7 @@ __device__ __forceinline__ void lower(Scores& s, Accumulator& o, RowState& row, 
       s[0][kBlockKV / 8 - 1][i] = next;
     }
   }
+  __syncwarp();  // all lanes have read Q and K again: a vote would not order that
   add_up(sum, s);
   move_to(row, o, max, scale_log2, fresh);
 }
@@ -138,6 +164,7 @@ __device__ __forceinline__ void weigh(Scores& s, Accumulator& o, RowState& row, 
   row.sum[0] += sum[0];
   row.sum[1] += sum[1];
 }
+//% endif
 
 __device__ __forceinline__ void round_weights(Weights& p, const Scores& s) {
 #pragma unroll

@@ -16,7 +16,8 @@ __device__ __forceinline__ void end_rows(const RowState& row, float* inverse, fl
 // O divided by l, through shared memory to where it belongs, by TMA: the next tile's products may start
 // while it leaves. TMA leaves out what lies beyond the tensor.
 __device__ __forceinline__ void store_output(Shared& shared, const Accumulator& o,
-                                             const TensorMap* o_map, const Work& work, int seq_q) {
+                                             const TensorMap* o_map, const Work& work,
+                                             const Place& queries, int seq_q) {
   const int thread = ptx::thread_index();  // asked again, lest addresses be kept all along
   const int consumer = thread / 128, lane = thread % 32, row = thread % 128 / 32 * 16 + lane % 16;
   const int first_row = thread / 32 * kWarpRows + lane / 4;
@@ -47,8 +48,8 @@ __device__ __forceinline__ void store_output(Shared& shared, const Accumulator& 
 #pragma unroll
       for (int i = 0; i < kPartSlabs; ++i) {
         const int slab = part * kPartSlabs + i;
-        ptx::cp_async_bulk_tensor_4d_store(o_map, tile.slab[i], slab * kSlabColumns, query,
-                                           work.head, work.batch);
+        ptx::cp_async_bulk_tensor_4d_store(o_map, tile.slab[i], slab * kSlabColumns,
+                                           queries.row + query, work.head, queries.batch);
       }
       ptx::cp_async_bulk_commit_group();
     }

@@ -23,20 +23,26 @@
 
 // ---- Constants ----------------------------------------------------------------------------------
 //% include "parts/constants_bwd.cuh"
-constexpr int kTileElements = (kBlockKV + kBlockQ) * (kD + kDV) + kBlockQ * kBlockKV;
+constexpr int kWeightTiles = $(tile.sharing);  // $("of dS" if tile.p_in == "registers" else "of dS and of P")
+constexpr int kTileElements = (kBlockKV + kBlockQ) * (kD + kDV) + kWeightTiles * kBlockQ * kBlockKV;
 
 static_assert(kTileElements * sizeof(Element) + 2 * kBlockQ * sizeof(float) == kSmemBytes,
               "shared memory as planned");
 static_assert(kSlots == 1, "copies and computes in turn");
 
 // ---- Instructions -------------------------------------------------------------------------------
-//% include "ptx/smem_address.cuh"
 //% include "ptx/ex2.cuh"
+//% if kernel.dtype != "fp32"
+//% include "ptx/smem_address.cuh"
 //% include "ptx/ldmatrix_x4.cuh"
 //% include "ptx/mma_m16n8k16_" ~ ptx_type(kernel.dtype) ~ ".cuh"
 //% include "ptx/cvt_" ~ ptx_type(kernel.dtype) ~ "x2.cuh"
-//% if kernel.dtype == "fp16"
+//% endif
+//% if "fp16" in (kernel.dtype, kernel.bias_dtype)
 //% include "ptx/cvt_f32_f16.cuh"
+//% endif
+//% if kernel.softcap
+//% include "ptx/rcp.cuh"
 //% endif
 
 //% include "device/words.cuh"
@@ -47,11 +53,29 @@ static_assert(kSlots == 1, "copies and computes in turn");
 
 //% include "device/copy.cuh"
 
+//% if kernel.dtype == "fp32"
+//% include "device/matmul_bwd_fma.cuh"
+//% else
 //% include "device/matmul_bwd.cuh"
+//% endif
+
+//% if kernel.varlen
+//% include "device/varlen.cuh"
+//% endif
 
 //% include "device/score_gradient.cuh"
 
+//% if hooked(kernel)
+//% include "device/score.cuh"
+
+//% include "device/score_columns.cuh"
+//% endif
+
 //% include "device/last_key.cuh"
+
+//% if kernel.mask == "window"
+//% include "device/first_key.cuh"
+//% endif
 
 //% include "device/store_rows.cuh"
 
@@ -67,23 +91,38 @@ extern "C" __global__ void
 $(kernel.stem)_prepare(
 $(parameters(kernel))) {
   // clang-format on
-  const int q_blocks = (seq_q + kBlockQ - 1) / kBlockQ;
-  const i64 head_of_all = blockIdx.x / q_blocks;
+  const int q_blocks = ($(longest_q(kernel)) + kBlockQ - 1) / kBlockQ;
   const int first = blockIdx.x % q_blocks * kBlockQ;
-  const int rows = min(kBlockQ, seq_q - first);
-  const i64 batch = head_of_all / heads, head = head_of_all % heads;
+  const i64 batch = blockIdx.x / q_blocks / heads, head = blockIdx.x / q_blocks % heads;
+//% if kernel.varlen
+  const Sequence sequence = sequence_at(cu_seqlens_q, cu_seqlens_k, batch);
+  const int seq_q = sequence.seq_q, seq_kv = sequence.seq_kv;
+  if (first >= seq_q) return;  // the grid is for the longest
+  o += sequence.q * o_strides.seq;
+  dO += sequence.q * do_strides.seq;
+  const i64 dq_stride = i64(heads) * kHeadDim;
+  dq += sequence.q * dq_stride + head * kHeadDim;
+//% else
+  const i64 dq_stride = kHeadDim;
+  dq += (batch * heads + head) * seq_q * dq_stride;
+//% endif
   o += batch * o_strides.batch + head * o_strides.head;
   dO += batch * do_strides.batch + head * do_strides.head;
-  dq += (head_of_all * seq_q + first) * kHeadDim;
+  delta += $(head_rows(kernel));
   for (int row = threadIdx.x / kRowThreads; row < kBlockQ; row += kThreads / kRowThreads) {
     const i64 query = first + row;
-    const bool valid = row < rows;
+    const bool valid = query < seq_q;
     const float product =
         row_product(o + query * o_strides.seq, dO + query * do_strides.seq, valid);
-    if (valid && threadIdx.x % kRowThreads == 0) delta[head_of_all * seq_q + query] = product;
+    if (valid && threadIdx.x % kRowThreads == 0) delta[query] = product;
   }
-  if (last_key_of(first + rows - 1, seq_q, seq_kv) >= 0) return;
-  for (int i = threadIdx.x; i < rows * kHeadDim; i += kThreads) dq[i] = 0;
+  const int rows = min(kBlockQ, seq_q - first);
+  const Span span = {$(span_terms(kernel))};
+  if (last_key_of(first + rows - 1, span) >= 0) return;
+  dq += first * dq_stride;
+  for (int i = threadIdx.x; i < rows * kHeadDim; i += kThreads) {
+    dq[i / kHeadDim * dq_stride + i % kHeadDim] = 0;
+  }
 }
 
 // clang-format off
@@ -96,28 +135,34 @@ $(parameters(kernel))) {
   Element* v_tile = k_tile + kBlockKV * kD;
   Element* q_tile = v_tile + kBlockKV * kDV;
   Element* do_tile = q_tile + kBlockQ * kD;
-  Element* ds_tile = do_tile + kBlockQ * kDV;  // keys by queries
-  float* lse_rows = reinterpret_cast<float*>(ds_tile + kBlockQ * kBlockKV);
+  Element* ds_tile = do_tile + kBlockQ * kDV;  // keys by queries$(", as P after it" if tile.p_in == "shared")
+//% if tile.p_in == "shared"
+  Element* p_tile = ds_tile + kBlockQ * kBlockKV;
+//% endif
+  float* lse_rows = reinterpret_cast<float*>(smem_raw + kTileElements * sizeof(Element));
   float* delta_rows = lse_rows + kBlockQ;
 
   const int kv_head = blockIdx.x % kv_heads;
   const i64 batch = blockIdx.x / kv_heads;
-  const i64 first_kv_row = i64(blockIdx.x) * seq_kv;
-  k += batch * k_strides.batch + kv_head * k_strides.head;
-  v += batch * v_strides.batch + kv_head * v_strides.head;
-  q += batch * q_strides.batch;
-  dO += batch * do_strides.batch;
-
-  const Span span = {seq_q, seq_kv};
+//% if kernel.varlen
+  const Sequence sequence = sequence_at(cu_seqlens_q, cu_seqlens_k, batch);
+  const int seq_q = sequence.seq_q, seq_kv = sequence.seq_kv;
+//% endif
+  const Span span = {$(span_terms(kernel))};
   const int group = heads / kv_heads;
+//% if not kernel.varlen
   const int q_blocks = (seq_q + kBlockQ - 1) / kBlockQ;
-  const int kv_tiles = (seq_kv + kBlockKV - 1) / kBlockKV;
-  for (int j = 0; j < kv_tiles; ++j) {
-    const int first_key = j * kBlockKV;
+//% endif
+  for (int first_key = 0; first_key < seq_kv; first_key += kBlockKV) {
     const int keys = min(kBlockKV, seq_kv - first_key);
+    const i64 k_row = $("sequence.k + " if kernel.varlen)first_key;
+    const Element* k_source =
+        k + batch * k_strides.batch + kv_head * k_strides.head + k_row * k_strides.seq;
+    const Element* v_source =
+        v + batch * v_strides.batch + kv_head * v_strides.head + k_row * v_strides.seq;
     __syncthreads();  // dK and dV of the previous keys have left through the tiles of K and V
-    copy_tile<kBlockKV, kD, kHeadDim>(k_tile, k + first_key * k_strides.seq, k_strides.seq, keys);
-    copy_tile<kBlockKV, kDV, kHeadDimV>(v_tile, v + first_key * v_strides.seq, v_strides.seq, keys);
+    copy_tile<kBlockKV, kD, kHeadDim>(k_tile, k_source, k_strides.seq, keys);
+    copy_tile<kBlockKV, kDV, kHeadDimV>(v_tile, v_source, v_strides.seq, keys);
     Accumulator<kD> dk_acc;
     Accumulator<kDV> dv_acc;
     zero(dk_acc);
@@ -126,15 +171,19 @@ $(parameters(kernel))) {
 
     // The tiles of queries that see any of these keys, head after head of those that share them.
     const int first_tile = max(0, first_query_of(first_key, span)) / kBlockQ;
-    const int q_tiles = q_blocks - first_tile;
+    const int end_query = end_query_of(first_key + keys - 1, span);
+    const int q_tiles = max(0, (end_query + kBlockQ - 1) / kBlockQ - first_tile);
     for (int t = 0; t < group * q_tiles; ++t) {
       const int head = kv_head * group + t / q_tiles;
       const int q_block = first_tile + t % q_tiles;
       const int query = q_block * kBlockQ;
       const int rows = min(kBlockQ, seq_q - query);
-      const i64 row = (batch * heads + head) * seq_q + query;
-      const Element* q_source = q + head * q_strides.head + query * q_strides.seq;
-      const Element* do_source = dO + head * do_strides.head + query * do_strides.seq;
+      const i64 row = $(head_rows(kernel)) + query;
+      const i64 q_row = $("sequence.q + " if kernel.varlen)query;
+      const Element* q_source =
+          q + batch * q_strides.batch + head * q_strides.head + q_row * q_strides.seq;
+      const Element* do_source =
+          dO + batch * do_strides.batch + head * do_strides.head + q_row * do_strides.seq;
       copy_tile<kBlockQ, kD, kHeadDim>(q_tile, q_source, q_strides.seq, rows);
       copy_tile<kBlockQ, kDV, kHeadDimV>(do_tile, do_source, do_strides.seq, rows);
       for (int i = threadIdx.x; i < kBlockQ; i += kThreads) {
@@ -144,13 +193,29 @@ $(parameters(kernel))) {
       __syncthreads();  // they are there, and dS of the previous queries is done with
 
       const bool masked = crosses_mask(warp_key, query, span);
+//% if kernel.bias_dtype
+      const Bias* head_bias = bias + batch * bias_strides.batch + head * bias_strides.head;
+//% endif
+//% if hooked(kernel)
+      const ScoreTerms terms = {$(score_terms(kernel))};
+//% endif
 #pragma unroll 1
-      for (int step = 0; step < kBlockQ; step += kStepQ) {
-        Scores<kStepQ> s;
+      for (int step = warp_part() * kStepQ; step < kBlockQ; step += kStepQ * kSplit) {
+        Scores<kStepQ> s$(", derivative" if kernel.softcap);
         Weights p, ds;
         scores<kD, kStepQ>(s, k_tile, q_tile + step * kD);
-        weights(s, lse_rows + step, scale_log2);
+//% if kernel.softcap
+        soft_slopes(derivative, s, terms);
+//% endif
+//% if hooked(kernel)
+        finish_scores($(score_columns_call(kernel)));
+//% endif
+        weights(s, lse_rows + step, $(softmax_factor(kernel)));
         if (masked) mask_weights<kStepQ>(s, warp_key, query + step, span);
+//% if kernel.softcap
+        round_weights<kStepQ>(p, s, 0);
+        damp(s, derivative);
+//% endif
 #pragma unroll
         for (int part = 0; part < kStepQ; part += kPartQ) {
           Scores<kPartQ> dp;
@@ -159,22 +224,48 @@ $(parameters(kernel))) {
           if (masked) mask_weights<kPartQ>(dp, warp_key, query + step + part, span);
           round_weights<kPartQ>(ds, dp, part);
         }
+//% if not kernel.softcap
         round_weights<kStepQ>(p, s, 0);
+//% endif
         share_weights(ds_tile, ds, step);
+//% if tile.p_in == "registers"
         accumulate_step<kDV>(dv_acc, p, do_tile + step * kDV);
         accumulate_step<kD>(dk_acc, ds, q_tile + step * kD);
+//% else
+        share_weights(p_tile, p, step);
+//% endif
       }
+//% if tile.p_in == "registers"
       __syncthreads();  // dS of all warps is there, and Q and dO are done with
+//% else
+      __syncthreads();  // P and dS of all warps are there
+      accumulate_tile<kDV>(dv_acc, p_tile, do_tile);
+      accumulate_tile<kD>(dk_acc, ds_tile, q_tile);
+      __syncthreads();  // Q and dO are done with
+//% endif
 
-      float* dq_tile = dq_acc + ((batch * heads + head) * q_blocks + q_block) * (kBlockQ * kD);
-      const int last = last_key_of(query + rows - 1, seq_q, seq_kv) / kBlockKV;
-      update_query_gradient(dq_tile, dq + row * kHeadDim, ds_tile, k_tile, scale, rows, j == 0,
-                            j == last);
+//% if kernel.varlen
+      const i64 apart = heads;  // rows from a query of this head to the next
+      const i64 dq_row = q_row * apart + head;
+//% else
+      const i64 apart = 1, dq_row = row;
+//% endif
+      const i64 dq_tile = $(dq_tile(kernel, "q_block"));
+      const bool first = first_key <= $("first_key_of(query, span)" if kernel.mask == "window" else "0");
+      const bool last = first_key + kBlockKV > last_key_of(query + rows - 1, span);
+      update_query_gradient(dq_acc + dq_tile * (kBlockQ * kD), dq + dq_row * kHeadDim,
+                            apart * kHeadDim, ds_tile, k_tile, scale, rows, first, last);
     }
     __syncthreads();  // the tiles of K and V are free for dK and dV
-    const i64 kv_row = first_kv_row + first_key;
-    store_rows<kD, kHeadDim>(k_tile, dk_acc, scale, dk + kv_row * kHeadDim, kHeadDim, keys);
-    store_rows<kDV, kHeadDimV>(v_tile, dv_acc, 1.f, dv + kv_row * kHeadDimV, kHeadDimV, keys);
+//% if kernel.varlen
+    const i64 apart = kv_heads;  // rows from a key of this head to the next
+    const i64 row = k_row * apart + kv_head;
+//% else
+    const i64 apart = 1;  // rows from a key of this head to the next
+    const i64 row = (batch * kv_heads + kv_head) * seq_kv + k_row;
+//% endif
+    store_rows<kD, kHeadDim>(k_tile, dk_acc, scale, dk + row * kHeadDim, apart * kHeadDim, keys);
+    store_rows<kDV, kHeadDimV>(v_tile, dv_acc, 1.f, dv + row * kHeadDimV, apart * kHeadDimV, keys);
   }
 }
 

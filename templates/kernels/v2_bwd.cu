@@ -3,6 +3,8 @@
 //% set second_pass = kernel.dq == "second_pass"
 //% set ordered = kernel.dq == "ordered"
 //% set shares_ds = not second_pass or tile.p_in == "shared"
+//% set windowed = kernel.mask == "window"
+//% set turn = "turn(t)" if windowed else "turn"
 //% set block = "block" if ordered else "blockIdx.x"
 // Three kernels, launched one after the other with the same arguments:
 //% if second_pass
@@ -111,6 +113,10 @@ static_assert(kSharedElements * sizeof(Element) + 2 * kSlots * kBlockQ * sizeof(
 //% include "device/score_columns.cuh"
 //% endif
 
+//% if windowed and kernel.dq != "atomic"
+//% include "device/first_key.cuh"
+//% endif
+
 //% if second_pass
 //% include "device/last_key.cuh"
 
@@ -138,6 +144,10 @@ $(parameters(kernel))) {
   const int q_blocks = ($(longest_q(kernel)) + kBlockQ - 1) / kBlockQ;
   const int first = blockIdx.x % q_blocks * kBlockQ;
   const i64 batch = blockIdx.x / q_blocks / heads, head = blockIdx.x / q_blocks % heads;
+//% if ordered
+  if (threadIdx.x == 0) turns[1 + blockIdx.x] = 0;  // of this tile of dQ
+  if (blockIdx.x == 0 && threadIdx.x == 1) turns[0] = 0;  // blocks of the main kernel that started
+//% endif
 //% if kernel.varlen
   const Sequence sequence = sequence_at(cu_seqlens_q, cu_seqlens_k, batch);
   const int seq_q = sequence.seq_q;
@@ -162,10 +172,6 @@ $(parameters(kernel))) {
     dq_tile[i] = make_float4(0.f, 0.f, 0.f, 0.f);
   }
 //% endif
-//% if ordered
-  if (threadIdx.x == 0) turns[1 + blockIdx.x] = 0;  // of this tile of dQ
-  if (blockIdx.x == 0 && threadIdx.x == 1) turns[0] = 0;  // blocks of the main kernel that started
-//% endif
 }
 
 // clang-format off
@@ -184,7 +190,7 @@ $(parameters(kernel))) {
   const int kv_tiles = ($(longest_k(kernel)) + kBlockKV - 1) / kBlockKV;
 //% if ordered
   // Its place in the order of turns; without queries there are none.
-  const int number = seq_q > 0 ? take_number(turns, smem_raw) : blockIdx.x;
+  const int number = $(longest_q(kernel)) > 0 ? take_number(turns, smem_raw) : blockIdx.x;
   const int block = block_of(number, kv_tiles, gridDim.x / kv_tiles);
 //% endif
   const int first_key = $(block) % kv_tiles * kBlockKV;
@@ -208,8 +214,8 @@ $(parameters(kernel))) {
   // The tiles of queries that see any of them, head after head of those that share the keys.
   const int group = heads / kv_heads;
   const Span span = {$(span_terms(kernel))};
-//% if not kernel.varlen
-  const int q_blocks = (seq_q + kBlockQ - 1) / kBlockQ;
+//% if ordered or not kernel.varlen
+  const int q_blocks = ($(longest_q(kernel)) + kBlockQ - 1) / kBlockQ;
 //% endif
   const int first_tile = max(0, first_query_of(first_key, span)) / kBlockQ;
   const int end_query = end_query_of(first_key + keys - 1, span);
@@ -217,9 +223,10 @@ $(parameters(kernel))) {
   const int steps = group * q_tiles;
   const auto head_at = [&](int t) { return kv_head * group + t / q_tiles; };
 //% if ordered
-  // The last tile is seen by all blocks of keys, and they all begin with it: each reaches a tile a
-  // step after the one whose turn comes before.
-  const auto query_at = [&](int t) { return (q_blocks - 1 - t % q_tiles) * kBlockQ; };
+  // A block begins with its last tile, which is no earlier than the last one of the keys before:
+  // each reaches a tile a step after the one whose turn comes before.
+  const int last_tile = first_tile + q_tiles - 1;
+  const auto query_at = [&](int t) { return (last_tile - t % q_tiles) * kBlockQ; };
 //% else
   const auto query_at = [&](int t) { return (first_tile + t % q_tiles) * kBlockQ; };
 //% endif
@@ -259,13 +266,20 @@ $(parameters(kernel))) {
 
 //% endif
 //% if ordered
+//% if windowed
+  // So many blocks add to a tile before this one: those between its first query's first key and here.
+  const auto turn = [&](int t) {
+    return first_key / kBlockKV - first_key_of(query_at(t), span) / kBlockKV;
+  };
+//% else
   const int turn = first_key / kBlockKV;  // so many blocks add to a tile before this one
+//% endif
   const auto counter = [&](int t) {
     return turns + 1 + (batch * heads + head_at(t)) * q_blocks + query_at(t) / kBlockQ;
   };
   bool in_turn = true;  // for the tile that is added to next
   const auto await_turn = [&](int t) {
-    if (!in_turn) wait_for_turn(counter(t), turn);
+    if (!in_turn) wait_for_turn(counter(t), $(turn));
   };
   const auto finish_turn = [&](int t) {
     if (t >= 0) end_turn(counter(t));
@@ -308,7 +322,7 @@ $(parameters(kernel))) {
     load(t + 1);
 //% if ordered
     finish_turn(t - 2);
-    in_turn = is_turn(counter(t), turn);
+    in_turn = is_turn(counter(t), $(turn));
 //% endif
 //% if shares_ds
     finish_tile(t - 1);
@@ -329,6 +343,9 @@ $(parameters(kernel))) {
       Scores<kStepQ> s$(", derivative" if kernel.softcap);
       Weights p, ds;
       scores<kD, kStepQ>(s, k_tile, q_slot(t) + step * kD);
+//% if kernel.softcap
+      soft_slopes(derivative, s, terms);
+//% endif
 //% if hooked(kernel)
       finish_scores($(score_columns_call(kernel)));
 //% endif

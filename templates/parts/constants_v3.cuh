@@ -20,6 +20,9 @@ constexpr bool kCausal = $("true" if kernel.mask == "causal" else "false");
 //% endif
 constexpr float kInfinity = __builtin_huge_valf();
 constexpr float kLn2 = 0.693147180559945f;
+//% if hooked(kernel)
+constexpr float kLog2e = 1.44269504f;
+//% endif
 
 // A tile in shared memory is slabs of 64 columns: rows of 128 bytes, in which TMA and wgmma permute
 // the 16-byte chunks (the 128-byte swizzle). What lies beyond the tensor is zero.

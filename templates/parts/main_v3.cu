@@ -10,6 +10,9 @@
 
 //% include "parts/main_arrays.cuh"
 
+//% if kernel.varlen
+// For every token the map has a sequence that ends there, as long as the longest: `seq` tokens.
+//% endif
 // The driver's encoder, found through the runtime: nothing needs to be linked.
 TensorMap encoded(Element* array, i64 batch, i64 heads, i64 seq, i64 width, int rows) {
   static decltype(&cuTensorMapEncodeTiled) encode = nullptr;
@@ -18,9 +21,15 @@ TensorMap encoded(Element* array, i64 batch, i64 heads, i64 seq, i64 width, int 
     cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", reinterpret_cast<void**>(&encode),
                                      12000, cudaEnableDefault, &found);
   }
-  const cuuint64_t sizes[] = {cuuint64_t(width), cuuint64_t(seq), cuuint64_t(heads),
-                              cuuint64_t(batch)};
+//% if kernel.varlen
+  const cuuint64_t ends = batch * seq + 1;
+  const cuuint64_t row = width * sizeof(Element), strides[] = {row * heads, row, row * heads};
+  array -= seq * heads * width;
+//% else
+  const cuuint64_t ends = batch;
   const cuuint64_t row = width * sizeof(Element), strides[] = {row, row * seq, row * seq * heads};
+//% endif
+  const cuuint64_t sizes[] = {cuuint64_t(width), cuuint64_t(seq), cuuint64_t(heads), ends};
   const cuuint32_t box[] = {kSlabColumns, cuuint32_t(rows), 1, 1}, ones[] = {1, 1, 1, 1};
   CUtensorMap map;
   if (encode(&map, CU_TENSOR_MAP_DATA_TYPE_$("BFLOAT16" if kernel.dtype == "bf16" else "FLOAT16"), 4, array, sizes, strides, box, ones,

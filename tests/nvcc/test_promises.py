@@ -18,7 +18,8 @@ from fasim.problem import Problem
 from fasim.render import render
 
 SAMPLE, WITH_OPTIONS, SPLIT_SAMPLE, BACKWARD_SAMPLE, SEED = 120, 40, 30, 40, 2026
-BACKWARD_WITH_OPTIONS = 20
+BACKWARD_WITH_OPTIONS = 30
+V3_SAMPLE = 12  # with options, and without
 LADDER_SAMPLE = 12
 BACKWARD = ("v1", "v2", *(f"v2_{form}" for form in FORMS))
 MOST_MEAN_EXCESS = 16  # registers promised above those used
@@ -140,6 +141,22 @@ def test_accepted_plans_of_the_ladder_compile_as_promised(rung: str) -> None:
 
 @pytest.mark.nvcc
 @pytest.mark.slow
+@pytest.mark.parametrize("options", [False, True], ids=["plain", "options"])
+def test_accepted_plans_of_v3_compile_as_promised(options: bool) -> None:
+    """No spills beside the accumulators, and no product that waits for another (C75xx)."""
+    rng = random.Random(SEED)
+    drawn = iter(
+        lambda: draw(rng, ("v3",), "fwd", options, ("h100", "h200"), ("fp16", "bf16")), object()
+    )
+    plans = list(islice((plan for plan in drawn if plan), V3_SAMPLE))
+    assert {plan.kernel.tile.warps for plan in plans} == {8, 12}
+    with ThreadPoolExecutor(2) as pool:
+        built = list(pool.map(build, plans))
+    assert not list(filter(None, map(broken_promise, built)))
+
+
+@pytest.mark.nvcc
+@pytest.mark.slow
 def test_accepted_plans_with_options_compile_as_promised() -> None:
     with ThreadPoolExecutor(2) as pool:
         built = list(pool.map(build, sample(WITH_OPTIONS, SEED, options=True)))
@@ -150,9 +167,8 @@ def test_accepted_plans_with_options_compile_as_promised() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("options", [False, True], ids=["plain", "options"])
 def test_accepted_backward_plans_compile_as_promised(options: bool) -> None:
-    """Only V2's atomic form has options."""
-    count, algos = (BACKWARD_WITH_OPTIONS, ("v2",)) if options else (BACKWARD_SAMPLE, BACKWARD)
-    plans = sample(count, SEED, *algos, pass_="bwd", options=options)
+    count = BACKWARD_WITH_OPTIONS if options else BACKWARD_SAMPLE
+    plans = sample(count, SEED, *BACKWARD, pass_="bwd", options=options)
     with ThreadPoolExecutor(2) as pool:
         built = list(pool.map(build, plans))
     assert not list(filter(None, map(broken_promise, built)))

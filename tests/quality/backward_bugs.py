@@ -27,7 +27,7 @@ TILE = Tile(block_q=32, block_kv=32, warps=2, stages=2)
 SHARED = Tile(block_q=64, block_kv=32, warps=2, stages=3, p_in="shared")
 FP32 = Tile(block_q=16, block_kv=32, warps=4, stages=3, p_in="shared")
 BF16: dict[str, Any] = {"head_dim": 32, "dtype": "bf16", "pass_": "bwd"}
-V1_TILE = Tile(block_q=32, block_kv=32, warps=2)
+V1_TILE = replace(TILE, stages=1)
 SMALL = Problem(head_dim=32, dtype="bf16", causal=True, pass_="bwd")
 REPEATS = SMALL.with_(deterministic=True)
 PLANS: dict[str, tuple[str, Tile, Problem]] = {
@@ -43,7 +43,17 @@ PLANS: dict[str, tuple[str, Tile, Problem]] = {
     "ordered": ("h200", TILE, REPEATS),
     "second_pass": ("h200", TILE, REPEATS),
     "second_pass, P in shared": ("h200", SHARED, REPEATS.with_(head_dim=64, head_dim_v=32)),
+    "ordered, window": ("h200", TILE, REPEATS.with_(causal=False, window=(20, 5))),
+    "ordered, varlen": ("h200", TILE, REPEATS.with_(varlen=True)),
+    "second_pass, window": (
+        *("h200", TILE),
+        REPEATS.with_(causal=False, window=(20, 5), softcap=1.0),
+    ),
+    "second_pass, dense": ("a100-80gb", TILE, REPEATS.with_(causal=False, bias="dense")),
     "v1": ("h200", V1_TILE, SMALL),
+    "v1, window": ("h200", V1_TILE, SMALL.with_(causal=False, window=(20, 5))),
+    "v1, varlen": ("h200", V1_TILE, SMALL.with_(varlen=True)),
+    "v1, P in shared": ("h200", replace(V1_TILE, block_q=64, p_in="shared"), SMALL),
 }
 USUAL = Case(heads=2, kv_heads=1, seq=40, seq_kv=50)
 MORE_QUERIES = replace(USUAL, seq=60, seq_kv=40)
@@ -100,7 +110,7 @@ class Bug:
 def kernel_of(name: str) -> Kernel:
     gpu, tile, problem = PLANS[name]
     form = name.partition(",")[0] if problem.deterministic else ""
-    algo = name if name == "v1" else "v2"
+    algo = "v1" if name.startswith("v1") else "v2"
     entry = planner.plan(problem, load(gpu), algo, tile=tile, form=form)
     assert entry.plan
     return render(entry.plan)
@@ -342,7 +352,8 @@ BUGS = (
     ),
     Bug(
         "the derivative of the unscaled score", "softcap",
-        "= soft_slope(score * terms.scale_by_cap);", "= soft_slope(score);", MATCHES, CAPPED,
+        "soft_tail(s[tile][n][i % 4] * terms.scale_by_cap);", "soft_tail(s[tile][n][i % 4]);",
+        MATCHES, CAPPED,
     ),
     Bug(
         "one head's slope for all", "alibi",
@@ -350,15 +361,15 @@ BUGS = (
     ),
     Bug(
         "distances aligned top-left", "alibi",
-        "float(column + span.seq_kv - span.seq_q - row)", "float(column - row)", MATCHES,
+        "float(query + span.seq_kv - span.seq_q - key)", "float(query - key)", MATCHES,
     ),
     Bug(
         "one row's bias for all", "dense",
-        "terms.bias[column * terms.stride + row]", "terms.bias[row]", MATCHES,
+        "terms.bias[query * terms.stride + key]", "terms.bias[key]", MATCHES,
     ),
     Bug(
         "the bias is read past its end", "dense",
-        "if (row < span.seq_kv && column < span.seq_q)", "if (column < span.seq_q)",
+        "if (key < span.seq_kv && query < span.seq_q)", "if (query < span.seq_q)",
         ("out of bounds", BYTES),
     ),
     Bug(
@@ -473,8 +484,8 @@ BUGS = (
     ),
     Bug(
         "the queries of a tile past the last are walked", "ordered",
-        "return (q_blocks - 1 - t % q_tiles) * kBlockQ;",
-        "return (q_blocks - t % q_tiles) * kBlockQ;",
+        "return (last_tile - t % q_tiles) * kBlockQ;",
+        "return (last_tile + 1 - t % q_tiles) * kBlockQ;",
         ("out of bounds", "deadlock", "race", "uninitialised read", "unordered addition", MATCHES),
     ),
     Bug(
@@ -487,11 +498,12 @@ BUGS = (
     ),
     Bug(
         "a key too many", "second_pass",
-        "if (n / 2 * 8 + n % 2 > last) ds", "if (n / 2 * 8 + n % 2 > last + 1) ds", MATCHES,
+        "if (place > last) ds", "if (place > last + 1) ds", MATCHES,
     ),
     Bug(
         "the diagonal is not masked", "second_pass",
-        "const bool masked = key + kBlockQ - 1 > all_see;", "const bool masked = false;", MATCHES,
+        "const bool masked = crosses_mask_of_rows(first_query, key, span);",
+        "const bool masked = false;", MATCHES,
     ),
     Bug(
         "the last keys are not seen", "second_pass",
@@ -545,16 +557,16 @@ BUGS = (
     ),
     Bug(
         "dQ of the first keys is read", "v1",
-        "rows, j == 0,\n                            j == last);",
-        "rows, false,\n                            j == last);", "uninitialised read",
+        "const bool first = first_key <= 0;", "const bool first = false;", "uninitialised read",
     ),
     Bug(
         "dQ never leaves", "v1",
-        "j == last);", "j == last + 1);", ("outputs_are_fully_written", MATCHES),
+        "first_key + kBlockKV > last_key_of", "first_key > last_key_of",
+        ("outputs_are_fully_written", MATCHES),
     ),
     Bug(
         "dQ leaves a tile of keys too early", "v1",
-        "rows - 1, seq_q, seq_kv) / kBlockKV;", "rows - 1, seq_q, seq_kv) / kBlockKV - 1;",
+        "first_key + kBlockKV > last_key_of", "first_key + 2 * kBlockKV > last_key_of",
         (MATCHES, "uninitialised read", BYTES), replace(USUAL, seq=64, seq_kv=64),
     ),
     Bug(
@@ -563,8 +575,71 @@ BUGS = (
     ),
     Bug(
         "queries that see nothing keep what was there", "v1",
-        "  for (int i = threadIdx.x; i < rows * kHeadDim; i += kThreads) dq[i] = 0;\n", "",
+        "dq[i / kHeadDim * dq_stride + i % kHeadDim] = 0;", "",
         ("outputs_are_fully_written", "rows_without_keys_have_no_gradient", MATCHES),
         replace(USUAL, seq=100, seq_kv=20),
+    ),
+    Bug(
+        "only the first keys find no dQ", "v1, window",
+        "first_key <= first_key_of(query, span);", "first_key <= 0;", "uninitialised read", WINDOW,
+    ),
+    Bug(
+        "dQ leaves in the rows of the first sequence", "v1, varlen",
+        "const i64 dq_row = q_row * apart + head;", "const i64 dq_row = query * apart + head;",
+        ("race", "outputs_are_fully_written", PACKED), MORE,
+    ),
+    Bug(
+        "the next queries come while these are at work", "v1, P in shared",
+        "      __syncthreads();  // Q and dO are done with\n", "", "race", LONG_SHARED,
+    ),
+    Bug(
+        "the turns of a window count from the first keys", "ordered, window",
+        "first_key / kBlockKV - first_key_of(query_at(t), span) / kBlockKV;",
+        "first_key / kBlockKV;", "deadlock", WINDOW,
+    ),
+    Bug(
+        "the turn of every tile is that of the first", "ordered, window",
+        "- first_key_of(query_at(t), span)", "- first_key_of(query_at(0), span)",
+        "deadlock", WINDOW,
+    ),
+    Bug(
+        "the sequences of a batch share counters", "ordered, varlen",
+        "turns + 1 + (batch * heads + head_at(t))", "turns + 1 + head_at(t)",
+        ("deadlock", "unordered addition", PACKED), MORE,
+    ),
+    Bug(
+        "blocks without keys take no number", "ordered, varlen",
+        "longest_q > 0 ? take_number(turns, smem_raw) : blockIdx.x;", "blockIdx.x;",
+        ("deadlock", BYTES), MORE,
+    ),
+    Bug(
+        "keys before the window are kept", "second_pass, window",
+        "place > last || place < first", "place > last", MATCHES, WINDOW,
+    ),
+    Bug(
+        "tiles at the window's start run no mask", "second_pass, window",
+        "  if (key < first_key_of(query + warp_keys() + kWarpKeys - 1, span)) return true;\n", "",
+        MATCHES, WINDOW,
+    ),
+    Bug(
+        "the walk begins with the first keys", "second_pass, window",
+        "const int first_tile = first_key_of(first_query, span) / kBlockQ;",
+        "const int first_tile = 0;", BYTES, WINDOW,
+    ),
+    Bug(
+        "dQ of the second pass without the softcap's derivative", "second_pass, window",
+        "weights_of_rows(s, row_lse, 1.f);\n      damp(s, derivative);\n",
+        "weights_of_rows(s, row_lse, 1.f);\n", MATCHES, replace(WINDOW, softcap=1.0),
+    ),
+    Bug(
+        "queries and keys of a bias are exchanged", "second_pass, dense",
+        "column + n / 2 * 8 + n % 2, query + row_of(i), span);",
+        "query + row_of(i), column + n / 2 * 8 + n % 2, span);", MATCHES,
+        replace(USUAL, seq=40, seq_kv=40),
+    ),
+    Bug(
+        "a NaN passes where the bias hides in the second pass", "second_pass, dense",
+        "const float weight = p[tile][first / 8 + n][r];\n    x = hidden(weight) ? 0.f : ",
+        "const float weight = p[tile][first / 8 + n][r];\n    x = ", "nan_stays_in_its_row", MASKED,
     ),
 )  # fmt: skip

@@ -40,7 +40,7 @@ def backward(
 ) -> Plan:
     problem = Problem(dtype=dtype, head_dim=128, head_dim_v=64, causal=True, pass_="bwd")
     split = 2 if p_in == "shared" else 1
-    slots, weights = (1, 1) if algo == "v1" else (1 + split, 2 * split)
+    slots, weights = (1, split) if algo == "v1" else (1 + split, 2 * split)
     if dq == "second_pass" and split == 1:
         weights = 0
     tile = Tile(block_q=64, block_kv=64, stages=slots, p_in=p_in)
@@ -74,6 +74,7 @@ PLANS += [
     backward("fp16", "sm_80", dq="second_pass"),
     backward("bf16", "sm_90", "shared", dq="second_pass"),
     backward("bf16", "sm_80", algo="v1"),
+    backward("fp16", "sm_90", "shared", algo="v1"),
 ]
 
 

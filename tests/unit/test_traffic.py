@@ -211,20 +211,40 @@ def test_no_tile_meets_more_than_the_most(problem, m, n):
 @given(problems, blocks, blocks, st.booleans())
 def test_backward_options_read_what_their_loops_name(problem, m, n, varlen):
     """A dense bias where tiles meet; a slope in every thread, for each tile of queries; the ends of
-    sequences in every thread of the three kernels."""
+    sequences in every thread of the three kernels, of V1 two, of which one has a block a head."""
     q_tiles = walk(problem, m, n)
     steps = sum(len(visited) for _, visited in q_tiles)
     pairs = 8 * sum(rows * sizes(problem, n, visited) for rows, visited in q_tiles)
-    blocks = 2 * 8 * len(q_tiles) + 8 // problem.group * -(-problem.seq_kv // n)
+    kv_heads, kv_tiles = 8 // problem.group, -(-problem.seq_kv // n)
+    blocks = {"v1": 8 * len(q_tiles) + kv_heads * min(kv_tiles, 1)}
+    blocks |= dict.fromkeys(("v2", "v2_ordered"), 2 * 8 * len(q_tiles) + kv_heads * kv_tiles)
+    for algo, count in blocks.items():
+        ends = {f"cu_seqlens_{name}": 8 * 128 * count for name in "qk"} if varlen else {}
+        _options_read(problem, algo, (m, n), varlen, ends, steps, pairs)
+
+
+@given(problems, blocks, blocks, st.booleans())
+def test_a_second_pass_reads_its_options_again(problem, m, n, varlen):
+    """A bias where its own tiles meet, a slope once a thread."""
+    q_tiles, turned = walk(problem, m, n), walk(problem, n, m)
+    steps = sum(len(visited) for _, visited in q_tiles) + len(turned)
+    pairs = 8 * sum(rows * sizes(problem, n, visited) for rows, visited in q_tiles)
+    pairs += 8 * sum(rows * sizes(problem, m, visited) for rows, visited in turned)
+    blocks = 8 * (len(q_tiles) + len(turned)) + 8 // problem.group * -(-problem.seq_kv // n)
     ends = {f"cu_seqlens_{name}": 8 * 128 * blocks for name in "qk"} if varlen else {}
-    plain = traffic.issued(problem, "v2", "bwd", one(m, n)).at(0)
+    _options_read(problem, "v2_second_pass", (m, n), varlen, ends, steps, pairs)
+
+
+def _options_read(problem, algo, tile, varlen, ends, steps, pairs):
+    """``ends`` of sequences, slopes of ``steps``, biases of ``pairs``, and nothing else besides."""
+    plain = traffic.issued(problem, algo, "bwd", one(*tile)).at(0)
     for bias, own in (
         ("none", {}),
         ("alibi", {"slopes": 4 * 128 * 8 * steps}),
         ("dense", {"bias": pairs * problem.element_bytes}),
         ("dense_fp32", {"bias": pairs * 4}),
     ):
-        asked = traffic.issued(problem.with_(bias=bias, varlen=varlen), "v2", "bwd", one(m, n))
+        asked = traffic.issued(problem.with_(bias=bias, varlen=varlen), algo, "bwd", one(*tile))
         assert asked.at(0).reads == {**plain.reads, **own, **ends}
         assert asked.at(0).writes == plain.writes
 
@@ -282,10 +302,16 @@ def test_v3_backward_issues_what_its_loops_name(problem, m, n):
 
 
 @given(
-    problems, blocks, blocks, st.sampled_from(["v1", "v2", "v3"]), st.sampled_from(["fwd", "bwd"])
+    problems.map(lambda problem: problem.with_(bias="dense")) | problems,
+    blocks,
+    blocks,
+    st.sampled_from(
+        [(algo, pass_) for algo in ("v1", "v2", "v3") for pass_ in ("fwd", "bwd")]
+        + [("v2_ordered", "bwd"), ("v2_second_pass", "bwd")]
+    ),
 )
-def test_dram_is_at_most_issued_and_tensors_add_up(problem, m, n, algo, pass_):
-    tiles = one(m, n)
+def test_dram_is_at_most_issued_and_tensors_add_up(problem, m, n, kind):
+    (algo, pass_), tiles = kind, one(m, n)
     asked = traffic.issued(problem, algo, pass_, tiles)
     dram = traffic.dram(problem, gpus.load("a10"), algo, pass_, tiles, np.array([1]))
     assert dram.at(0).read <= asked.at(0).read
