@@ -15,15 +15,7 @@ from collections import Counter, deque
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from fasim.plan import (
-    HOPPER_SMEM,
-    SCALE_INPUTS,
-    WARPGROUP,
-    WARPGROUP_ROWS,
-    Tile,
-    v3_layouts,
-    v3_smem,
-)
+from fasim.plan import SCALE_INPUTS, WARPGROUP, WARPGROUP_ROWS, Tile, v3_layout
 from fasim.problem import Problem
 
 
@@ -99,9 +91,15 @@ class _Head:
         """What every thread of a block reads for itself, for some options."""
         p, threads = self.problem, self.tile.threads
         size = {"slopes": 4 * (p.bias == "alibi")}
-        size |= dict.fromkeys(("cu_seqlens_q", "cu_seqlens_k"), 8 * p.varlen)
         size |= dict.fromkeys(SCALE_INPUTS, 4 * (p.dtype == "e4m3"))
+        if self.variant != "v3":
+            yield from self.ends(role, threads)
         yield from (Event(role, "load", n, bytes=b * threads) for n, b in size.items() if b)
+
+    def ends(self, role: str, threads: int) -> Iterator[Event]:
+        """Those of its sequence, where several are packed."""
+        names = ("cu_seqlens_q", "cu_seqlens_k") if self.problem.varlen else ()
+        yield from (Event(role, "load", name, bytes=8 * threads) for name in names)
 
     def step(self, role: str, query: int, key: int) -> Iterator[Event]:
         """Scores and their weights; where they have a dense bias, it is read between."""
@@ -221,20 +219,14 @@ def _v3_steps(head: _Head, query: int) -> list[int]:
 _Steps = list[tuple[int, list[int]]]
 
 
-def v3_queries(problem: Problem, tile: Tile) -> int:
-    """Tiles of Q that V3's shared memory holds."""
-    layouts = v3_layouts(problem.head_dim_v)
-    sizes = {one: v3_smem(problem.head_dim, problem.head_dim_v, tile, *one) for one in layouts}
-    return next((one[0] for one in layouts if sizes[one] <= HOPPER_SMEM), layouts[-1][0])
-
-
 def _v3_loads(head: _Head, steps: _Steps) -> Iterator[tuple[Event, str, int]]:
     """The producer's, V one step behind K; each with what must have happened more often than so
     many times before its slot is free."""
     role, stages, count = "producer", head.tile.stages, 0
     late: list[int] = []  # the key tile whose V is still to come
     for i, (query, keys) in enumerate(steps):
-        yield head.load(role, "q", query), "tile", i - v3_queries(head.problem, head.tile)
+        yield from ((event, "tile", -1) for event in head.ends(role, 1))
+        yield head.load(role, "q", query), "tile", i - v3_layout(head.problem, head.tile)[0]
         for key in keys:
             yield head.load(role, "k", key=key), "p", count - stages
             yield from ((head.load(role, "v", key=k), "pv", count - 1 - stages) for k in late)

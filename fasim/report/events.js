@@ -44,8 +44,8 @@ function makeEvents(model) {
 
   function constants(h) {
     const { p, t } = h, threads = t.warps * C.WARP, list = [];
+    if (p.varlen && h.variant !== "v3") list.push(["cu_seqlens_q", 8 * threads], ["cu_seqlens_k", 8 * threads]);
     if (p.bias === "alibi") list.push(["slopes", 4 * threads]);
-    if (p.varlen) list.push(["cu_seqlens_q", 8 * threads], ["cu_seqlens_k", 8 * threads]);
     if (p.dtype === "e4m3") for (const name of C.SCALE_INPUTS) list.push([name, 4 * threads]);
     return list;
   }
@@ -213,6 +213,7 @@ function makeEvents(model) {
   function v3Turn(h, make, turn) {
     const { state } = make, { t } = h, query = h.queries[h.queries.length - 1 - turn];
     const queries = v3Layout(h.p, t)[0], keys = v3Steps(h, query);
+    if (h.p.varlen) for (const name of ["cu_seqlens_q", "cu_seqlens_k"]) make.move("producer", "producer", "load", name, -1, -1, 8);
     const q = producerLoad(h, make, "q", query, -1, state.tiles[turn - queries] || 0, state.q);
     keys.forEach((key, i) => v3Step(h, make, query, key, i === 0, i === keys.length - 1, q));
     state.tiles[turn] = q.until;

@@ -142,7 +142,7 @@ function makeModel(C, GPUS) {
     return low;
   }
 
-  const slabs = (width) => ceilDiv(width * 2, C.SLAB_BYTES);
+  const slabs = (width, bytes = 2) => ceilDiv(width * bytes, C.SLAB_BYTES);
 
   function v3Layouts(headDimV) {
     const count = slabs(headDimV), layouts = [[2, 1], [1, 1]];
@@ -151,8 +151,8 @@ function makeModel(C, GPUS) {
   }
 
   function v3Smem(p, t, [queries, parts]) {
-    const d = slabs(p.head_dim), dv = slabs(p.head_dim_v);
-    const rows = t.m * (queries * d + Math.floor(dv / parts));
+    const d = slabs(p.head_dim, p.e), dv = slabs(p.head_dim_v, p.e);
+    const rows = t.m * (queries * d + Math.floor(slabs(p.head_dim_v) / parts));
     return (rows + t.stages * t.n * (d + dv)) * C.SLAB_BYTES + C.V3_TAIL_BYTES;
   }
 
@@ -174,9 +174,16 @@ function makeModel(C, GPUS) {
   const withAllRows = (t) => ({ ...t, m: t.m * t.warps });
   const isLazy = (p) => C.LAZY_DTYPES.includes(p.dtype);
 
-  function optionRegisters(p) {
+  function optionRegisters(p, kept = C.OPTION_REGISTERS) {
     const asked = { window: p.mask === "window", softcap: p.softcap > 0, ALiBi: p.bias === "alibi", "dense bias": p.dense, sequences: p.varlen };
-    return sum(Object.keys(asked).filter((name) => asked[name]).map((name) => C.OPTION_REGISTERS[name]));
+    return sum(Object.keys(asked).filter((name) => asked[name]).map((name) => kept[name]));
+  }
+
+  function v3OptionRegisters(p, t) {
+    let kept = optionRegisters(p, C.V3_OPTION_REGISTERS);
+    if (p.bias === "dense_fp32") kept += Math.trunc(C.V3_FP32_BIAS_PER_KEY * Math.max(t.n - C.V3_FP32_BIAS_KEYS, 0));
+    if (p.dense && p.softcap) kept += Math.trunc(C.V3_CAPPED_BIAS_PER_KEY * Math.max(t.n - C.V3_CAPPED_BIAS_KEYS, 0));
+    return kept;
   }
 
   function mmaRegisters(p, t) {
@@ -208,7 +215,7 @@ function makeModel(C, GPUS) {
     if (variant === "v1") return v1Registers(p, t);
     if (variant === "v2") return mmaRegisters(p, t) + lazyRegisters(p, t);
     if (variant === "v2_split") return mmaRegisters(p, withAllRows(t)) + C.SPLIT_REGISTERS[p.dtype];
-    return Math.floor(t.n / 2) + Math.floor(p.dv / 2) + Math.floor((t.n * p.e) / 8) + C.V3_BASE;
+    return Math.floor(t.n / 2) + Math.floor(p.dv / 2) + Math.floor((t.n * p.e) / 8) + C.V3_BASE + v3OptionRegisters(p, t);
   }
 
   function archRegisters(p, variant, t, gpu) {
@@ -459,7 +466,7 @@ function makeModel(C, GPUS) {
     const threads = heads * (variant === "v1" ? Math.min(v.q_tiles, 1) : v.q_tiles) * t.warps * C.WARP;
     if (p.bias === "alibi") reads.slopes = 4 * threads;
     if (p.dense) reads.bias = heads * visits(p, rowsApart(p, variant, t), t.step).pairs * p.biasBytes;
-    if (p.varlen) reads.cu_seqlens_q = reads.cu_seqlens_k = 8 * threads;
+    if (p.varlen) reads.cu_seqlens_q = reads.cu_seqlens_k = 8 * (variant === "v3" ? heads * v.q_tiles : threads);
     if (p.dtype === "e4m3") for (const name of C.SCALE_INPUTS) reads[name] = 4 * threads;
     return reads;
   }
@@ -518,7 +525,7 @@ function makeModel(C, GPUS) {
     const tensor = (2 * scores * (p.d + p.dv)) / r.matmul_flops;
     if (variant === "v3") {
       const groups = Math.floor(t.warps / C.WARPGROUP);
-      return { tensor, softmax: exponentials, smem: (groups * kv + q + kv) / r.smem_bytes, l2: kv / r.l2_bytes, fill: kv };
+      return { tensor, softmax: beside(exponentials, (options * scores) / r.lanes), smem: (groups * kv + q + kv) / r.smem_bytes, l2: kv / r.l2_bytes, fill: kv };
     }
     const busy = Math.min(1, (t.warps * Math.max(t.blocks, 1)) / 4), reread = p.dtype === "fp32" ? C.FP32_REREAD : 1;
     let smem = (t.warps * kv * reread + q * Math.floor(t.n / t.step) + kv) / r.smem_bytes, l2 = kv / r.l2_bytes;

@@ -40,6 +40,8 @@ PROBLEMS: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ("v3", "h100", {"seq": 1000, "seq_kv": 700, "causal": True, "dtype": "bf16"}),
     ("v3", "h100-pcie", {"seq": 700, "seq_kv": 1000, "head_dim": 256}),
     ("v3", "h100", {"seq": 900, "window": (200, 30), "bias": "dense", "varlen": True}),
+    ("v3", "h200", {"seq": 1025, "causal": True, "bias": "dense_fp32", "softcap": 20.0}),
+    ("v3", "h200", {"seq": 640, "window": (100, 0), "bias": "alibi", "head_dim": 64}),
     ("v3", "gh200", {"seq": 16384, "batch": 4, "dtype": "e4m3", "head_dim": 64}),
 )
 ALGOS = ("standard", "v1", "v2", "v3")
