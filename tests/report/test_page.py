@@ -91,7 +91,7 @@ def at(document: Any, path: str) -> Any:
 
 def test_numbers_are_those_of_the_plan(tmp_path: Path, browser: Any) -> None:
     shown = Shown(browser)
-    for algo, device, options in PROBLEMS:
+    for algo, device, options in PROBLEMS[-20:]:
         path, entry = written(tmp_path, algo, device, options)
         assert path.stat().st_size < 400_000
         shown.open(path)
