@@ -65,11 +65,11 @@ BACKWARD_OPTION_REGISTERS = {"window": 4, "softcap": 8, "ALiBi": 4, "dense bias"
 TURN_REGISTERS, TURN_COLUMNS, TURN_WINDOW_REGISTERS = 8, 256, 12
 SECOND_PASS_FP32 = 8  # what rows of queries keep besides
 MMA_ROWS = 16  # the fewest queries of a tile
-# V1's plain copies on the way, in blocks of fewer than eight warps, in fp32 also of fewer than four;
-# what it keeps besides in fp32, and beside rows of more than so many columns there.
+# V1's plain copies on the way, in blocks of fewer than eight warps, in fp32 also of fewer than
+# four; what it keeps besides in fp32, and beside rows of more than so many columns there.
 V1_BACKWARD_COPIES, V1_BACKWARD_FP32_COPIES = 16, 8
 V1_BACKWARD_FP32, V1_BACKWARD_FP32_WIDE, V1_FP32_COLUMNS = 36, 64, 224
-V1_BACKWARD_PACKED = 24  # and for packed sequences in 16 bits where warps share keys
+V1_BACKWARD_PACKED = 32  # and for packed sequences in 16 bits where warps share keys
 # V3: what FA3's published tiles leave between their accumulators and the register cap.
 WGMMA_SLACK = 28
 # V3: mbarriers and alignment of the tiles to 1024 bytes.
