@@ -3,9 +3,9 @@
     python benchmarks/emulator_quality.py [--seeds 200] [--out benchmarks/results]
 
 Every canonical kernel runs under as many schedules as there are seeds, each on a shape, layout and
-values of its own, and so does the Hopper kernel of tests/quality; each bug of cuda_bugs.py and
-hopper_bugs.py there under 20. All cores work. The result is emulator-quality.json; exit 1 if
-anything was not as it should be. With --hopper only Hopper's part is done again.
+values of its own, and so does the Hopper kernel of tests/quality; each bug of cuda_bugs.py,
+hopper_bugs.py and v3_bugs.py there under 20. All cores work. The result is emulator-quality.json;
+exit 1 if anything was not as it should be. With --hopper only Hopper's part is done again.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ import numpy as np
 from cuda_bugs import BUGS, SEEDS
 from hopper import NOTHING, Shape, finder, source
 from hopper_bugs import BUGS as HOPPER_BUGS
+from v3_bugs import BUGS as V3_BUGS
 
 from fasim import catalogue, properties
 from fasim.emulator import build
@@ -120,6 +121,13 @@ def planted_in_hopper(number: int) -> dict[str, Any]:
     return _planted(start, bug, Counter(bug.finder(seed) for seed in SEEDS))
 
 
+def planted_in_v3(number: int) -> dict[str, Any]:
+    start, bug = time.perf_counter(), V3_BUGS[number]
+    kernel = bug.planted()
+    found = _planted(start, bug, Counter(bug.finder(kernel, seed) for seed in SEEDS))
+    return found | {"kernel": f"v3 {bug.kernel}"}
+
+
 def _planted(start: float, bug: Any, found: Counter[str]) -> dict[str, Any]:
     return {
         "bug": bug.name,
@@ -134,7 +142,8 @@ def _planted(start: float, bug: Any, found: Counter[str]) -> dict[str, Any]:
 def sources_sha() -> str:
     """Of the emulator, the templates and the bugs."""
     quality = ROOT / "tests" / "quality"
-    bugs = [quality / name for name in ("cuda_bugs.py", "hopper.py", "hopper_bugs.py")]
+    names = ("cuda_bugs.py", "hopper.py", "hopper_bugs.py", "v3_bugs.py")
+    bugs = [quality / name for name in names]
     files = [*build.SOURCES.iterdir(), *template_root().rglob("*"), *bugs, *quality.rglob("*.cu")]
     digest = hashlib.sha256()
     for file in sorted(file for file in files if file.is_file()):
@@ -146,6 +155,7 @@ def hopper_part(pool: ProcessPoolExecutor, seeds: int) -> dict[str, Any]:
     start = time.perf_counter()
     alarms = [text for text in pool.map(hopper_alarm, range(seeds)) if text]
     bugs = list(pool.map(planted_in_hopper, range(len(HOPPER_BUGS))))
+    bugs += pool.map(planted_in_v3, range(len(V3_BUGS)))
     return {
         **{"seeds": seeds, "alarms": alarms, "sources": sources_sha()},
         **{"seconds": round(time.perf_counter() - start, 1), "planted": bugs},

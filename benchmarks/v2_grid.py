@@ -39,7 +39,7 @@ from fasim.runners import gpu
 GPU, TOKENS, HIDDEN = "h200", 16384, 2048
 HEAD_DIMS, SEQS = (64, 128, 256), (512, 1024, 2048, 4096, 8192, 16384)
 MATMULS = {"fwd": 4, "bwd": 10}  # FLOPs a pair and head_dim: the usual count, S again in backward
-TYPES = {torch.bfloat16: "<V2", torch.float32: "<f4"}
+TYPES = {torch.bfloat16: "<V2", torch.float16: "<f2", torch.float32: "<f4"}
 
 Planned = tuple[Problem, Entry, Kernel]
 
@@ -70,9 +70,9 @@ def decoding(pass_: str) -> Iterator[Problem]:
         yield Problem(**sizes, dtype="bf16")
 
 
-def planned(problem: Problem) -> Planned | None:
+def planned(problem: Problem, algo: str = "v2") -> Planned | None:
     try:
-        entry = planner.plan(problem, load(GPU), "v2")
+        entry = planner.plan(problem, load(GPU), algo)
         kernel = render(entry.plan) if entry.plan else None
         if kernel is None:
             return None

@@ -12,10 +12,10 @@ from dataclasses import replace
 
 from fasim.errors import UsageError
 from fasim.gpu import Gpu
-from fasim.legality import CONSUMER_REGISTERS, ROWS_PER_WARP, WARPGROUP
+from fasim.legality import CONSUMER_REGISTERS, ROWS_PER_WARP
 from fasim.model.footprint import option_registers
 from fasim.model.tiles import Tiles, ceil_div, padded
-from fasim.plan import BACKWARD_STAGES, Tile
+from fasim.plan import BACKWARD_STAGES, WARPGROUP, WARPGROUP_ROWS, Tile
 from fasim.problem import DTYPE_BYTES, Problem
 
 WARPS = (1, 2, 4, 8)
@@ -26,6 +26,7 @@ E4M3_KEYS = tuple(range(32, 257, 32))
 V1_KEYS = (64, 96, 128, 160, 192, 224, 256, 320, 384, 448, 512, 640, 768, 1024)
 V1_STEPS = (32, 64)
 SPLIT_WARPS, SPLIT_KEYS, SPLIT_STAGES = (4, 8), (16, 32), (1, 2, 3, 4)
+V3_STAGES = (2, 4)  # powers of two: the place in a ring is asked in every step
 BACKWARD_QUERIES = (32, 64, 128)
 MOST_GRADIENT_COLUMNS = 304  # of dK and dV together, where a warp has 16 keys for itself
 BACKWARD_BLOCKS = (32, 48, 64, 80, 96, 112, 128)
@@ -91,11 +92,11 @@ def _v3_candidates(pass_: str, keys: tuple[int, ...]) -> Tiles:
     if pass_ == "bwd":
         shapes = itertools.product(BACKWARD_BLOCKS, BACKWARD_BLOCKS, (8, 12), (1, 2))
         return Tiles.of([Tile(block_q=m, block_kv=n, warps=w, stages=s) for m, n, w, s in shapes])
-    options = itertools.product(CONSUMER_REGISTERS, keys, (2, 3), ("registers", "shared"))
+    options = itertools.product(CONSUMER_REGISTERS, keys, V3_STAGES)
     return Tiles.of(
         [
-            Tile(block_q=64 * n, block_kv=k, warps=WARPGROUP * n, stages=stages, p_in=p)
-            for n, k, stages, p in options
+            Tile(block_q=WARPGROUP_ROWS * n, block_kv=k, warps=WARPGROUP * n, stages=stages)
+            for n, k, stages in options
         ]
     )
 
@@ -173,7 +174,7 @@ def judged(tile: Tile | tuple[int, int], algo: str, pass_: str) -> Tiles:
             if block_kv % w == 0
         ]
         or [(1, 1, 0, "registers")],
-        ("v3", "fwd"): itertools.product((4, 8, 12), (2, 3), (0,), ("registers", "shared")),
+        ("v3", "fwd"): itertools.product((8, 12), V3_STAGES, (0,), ("registers",)),
         ("v1", "bwd"): itertools.product((2, 4, 8), (1,), (0,), ("registers", "shared")),
         ("v2", "bwd"): itertools.product(
             (2, 4, 8), (BACKWARD_STAGES, BACKWARD_STAGES + 1), (0,), ("registers", "shared")

@@ -13,11 +13,12 @@ from dataclasses import dataclass, field
 from fasim import units
 from fasim.entry import Entry
 from fasim.gpu import Gpu
-from fasim.legality import CONSUMER_REGISTERS, WARPGROUP
+from fasim.legality import CONSUMER_REGISTERS
 from fasim.model import footprint
 from fasim.model.footprint import (
     BARRIER_BYTES,
     FRAGMENTS,
+    V3_BASE,
     WANTED_BASE,
     WANTED_PER_ACCUMULATOR,
     WGMMA_SLACK,
@@ -26,7 +27,15 @@ from fasim.model.footprint import (
 from fasim.model.occupancy import register_cap, residency
 from fasim.model.tiles import Tiles, padded, round_up
 from fasim.model.visits import PackedVisits, Visits, packed_visits, visible_pairs, visits
-from fasim.plan import WARP, Tile
+from fasim.plan import (
+    SLAB_BYTES,
+    V3_TAIL_BYTES,
+    WARP,
+    WARPGROUP,
+    Tile,
+    slabs,
+    v3_layout,
+)
 from fasim.problem import Problem
 
 Show = Callable[[float], str]
@@ -175,13 +184,13 @@ def _v2_smem(case: _Case) -> Iterator[Part]:
 
 
 def _v3_smem(case: _Case) -> Iterator[Part]:
-    d, dv, e = case.dims
-    tile = case.tile
-    yield _product("Q tile", tile.block_q, d, e)
-    yield _product("stages of K and V, O leaves through V", tile.stages, tile.block_kv, d + dv, e)
-    if tile.p_in == "shared":
-        yield _product("P", tile.block_q, tile.block_kv, e)
-    yield _product("barriers, alignment", BARRIER_BYTES)
+    p, tile = case.problem, case.tile
+    d, dv = slabs(p.head_dim, p.dtype), slabs(p.head_dim_v, p.dtype)
+    count, parts = v3_layout(p, tile)
+    yield _product("tiles of Q, in slabs of 128 bytes", count, tile.block_q, d, SLAB_BYTES)
+    yield _product("O on its way out", tile.block_q, slabs(p.head_dim_v) // parts, SLAB_BYTES)
+    yield _product("stages of K and V", tile.stages, tile.block_kv, d + dv, SLAB_BYTES)
+    yield _product("barriers, 1 / l, alignment", V3_TAIL_BYTES)
 
 
 def _q_tile(case: _Case) -> Part:
@@ -344,7 +353,7 @@ def _grant(case: _Case, needed: int) -> Iterator[str]:
         yield f"the compiler is held to it: __maxnreg__({granted})"
         return
     if entry.algo == "v3":
-        yield f"granted {needed}: what it needs, at most {_ceiling(case)}"
+        yield f"granted {entry.registers}: {_ceiling(case)}"
         return
     wanted, cap = _wanted(case), int(register_cap(gpu, entry.block, entry.blocks_per_sm))
     granted = min(int(round_up(max(needed, wanted), 8)), cap)
@@ -460,9 +469,10 @@ def _v3_fwd_registers(case: _Case) -> Iterator[Part]:
     keys = case.tile.block_kv
     yield Part("S, fp32", f"{keys} keys / 2", keys // 2)
     yield Part("O, fp32", f"{dv} / 2", dv // 2)
-    if case.tile.p_in == "registers":
-        yield Part("P", f"{keys} keys x {e} / 8", keys * e // 8)
-    yield Part("the rest", "", WGMMA_SLACK)
+    yield Part("P", f"{keys} keys x {e} / 8", keys * e // 8)
+    options = footprint.v3_option_registers(case.problem, case.tiles).items()
+    yield from (Part(name, "", int(kept[0])) for name, kept in options if kept[0])
+    yield Part("the rest", "", V3_BASE)
 
 
 def _bwd_registers(case: _Case) -> Iterator[Part]:

@@ -20,7 +20,10 @@ from fasim.plan import (
     BACKWARD_STAGES,
     FORMS,
     LEAST_QUERY_STEP,
+    LOADER_THREADS,
     QUERY_STEP,
+    WARPGROUP,
+    WARPGROUP_ROWS,
     matrix_granule,
     split_count,
 )
@@ -28,11 +31,8 @@ from fasim.problem import Problem
 
 KIB = 1024
 MAX_GRID = 2**31 - 1
-WARPGROUP = 4  # warps
-WARPGROUP_ROWS = 64
-PRODUCER_THREADS = 128
-# FA3's setmaxnreg of a consumer, by the number of consumer warpgroups.
-CONSUMER_REGISTERS = {1: 256, 2: 240, 3: 160}
+# setmaxnreg of a consumer, by the number of consumer warpgroups: as in FlashAttention-3.
+CONSUMER_REGISTERS = {2: 240, 3: 160}
 ROWS_PER_WARP = (16, 32)
 SPLIT_FP32_COLUMNS = 128
 
@@ -59,13 +59,16 @@ class Case:
         smem = footprint.smem_bytes(problem, algo, pass_, tiles)
         capability = gpu.compute_capability
         registers = footprint.registers(problem, algo, pass_, tiles, capability)
-        threads = tiles.threads + (PRODUCER_THREADS if algo == "v3" else 0)
+        threads = tiles.threads + (LOADER_THREADS if algo == "v3" else 0)
         launch = register_cap(gpu, threads, 1) if algo == "v3" else registers
         blocks, limiter = residency(gpu, threads, launch, smem)
         share = register_cap(gpu, threads, blocks)
         if algo == "v2_split":
             tiles = tiles.split(_split_counts(problem, tiles, gpu.sm_count * blocks))
-        granted = footprint.granted(problem, algo, pass_, tiles, share, capability)
+        if algo == "v3" and pass_ == "fwd":
+            granted = _consumer_cap(tiles)
+        else:
+            granted = footprint.granted(problem, algo, pass_, tiles, share, capability)
         resident = tiles.resident(np.maximum(blocks, 1)).granted(granted)
         cap = _consumer_cap(tiles) if algo == "v3" else register_cap(gpu, threads, 1)
         return cls(
@@ -90,7 +93,8 @@ class Case:
     @property
     def grid(self) -> Ints:
         """Blocks of a launch: per head one (V1), or one a q tile, backward one a K/V tile (V2: of a
-        kv head); split keys: one a part of a q tile of packed rows."""
+        kv head); split keys: one a part of a q tile of packed rows; V3 forward: those that the GPU
+        runs at once, if there are tiles for all."""
         p, tiles = self.problem, self.tiles
         heads = p.batch * p.heads
         if self.algo == "v2_split":
@@ -100,9 +104,12 @@ class Case:
             heads = p.batch * p.kv_heads
         if self.algo == "v1":
             return np.full(len(tiles), heads * min(p.seq if forward else p.seq_kv, 1))
-        return heads * np.asarray(
+        blocks = heads * np.asarray(
             ceil_div(p.seq, tiles.block_q) if forward else ceil_div(p.seq_kv, tiles.block_kv)
         )
+        if self.algo == "v3" and forward:
+            return np.asarray(np.minimum(blocks, self.gpu.sm_count * self.blocks_per_sm))
+        return blocks
 
 
 def _packed_blocks(problem: Problem, tiles: Tiles) -> Ints:
@@ -251,7 +258,7 @@ def _instruction_width() -> Rule:
 def _consumers() -> Rule:
     return Rule(
         lambda c: np.isin(c.tiles.warps, [WARPGROUP * n for n in CONSUMER_REGISTERS]),
-        lambda c, i: f"{c.tiles.warps[i]} consumer warps are not 1, 2 or 3 warpgroups",
+        lambda c, i: f"{c.tiles.warps[i]} consumer warps are not 2 or 3 warpgroups",
     )
 
 

@@ -25,6 +25,7 @@ POINTERS = {  # by algorithm and pass; every kernel of a file takes the same par
     ("v1", "fwd"): ("q", "k", "v", "o", "lse", "o_acc", "m", "l"),
     ("v2", "fwd"): ("q", "k", "v", "o", "lse"),
     ("v2_split", "fwd"): ("q", "k", "v", "o", "lse", "o_part", "m_part", "l_part"),
+    ("v3", "fwd"): ("lse",),
     ("v1", "bwd"): (*_GIVEN, "delta", "dq_acc", *_GRADIENTS),
     ("v2", "bwd"): (*_GIVEN, "delta", "dq_acc", *_GRADIENTS),
     ("v2_ordered", "bwd"): (*_GIVEN, "delta", "dq_acc", "turns", *_GRADIENTS),
@@ -35,13 +36,26 @@ PACKED_SIZES = {
     "fwd": ("heads", "kv_heads", "longest_q", "total_q"),
     "bwd": ("heads", "kv_heads", "longest_q", "longest_k", "total_q"),
 }
+V3_SIZES = ("batch", *SIZES, "heads_together")
+V3_PACKED_SIZES = (
+    "batch",
+    "heads",
+    "kv_heads",
+    "longest_q",
+    "longest_k",
+    "total_q",
+    "heads_together",
+)
+# Of a packed tensor that V3 takes as a map: the length of the longest sequence.
+LONGEST = {"q": "longest_q", "k": "longest_k", "v": "longest_k", "o": "longest_q"}
+MAPPED = ("q", "k", "v", "o")  # what V3 moves by TMA, which takes a map of each tensor
 STRIDED = {"fwd": ("q", "k", "v", "o"), "bwd": ("q", "k", "v", "o", "do")}
 SCALE_INPUTS = ("q_scale", "k_scale", "v_scale")  # of e4m3: real values are stored * scale
 # Read by those with the option.
 OPTION_INPUTS = ("slopes", "bias", "cu_seqlens_q", "cu_seqlens_k", *SCALE_INPUTS)
 # What the templates make: a plan that asks for anything else is refused where it is read.
 MADE: dict[str, tuple[str | bool, ...]] = {
-    "algo": ("v1", "v2"),
+    "algo": ("v1", "v2", "v3"),
     "pass_": ("fwd", "bwd"),
     "dtype": ("fp32", "fp16", "bf16", "e4m3"),
     "out_dtype": ("fp32", "fp16", "bf16"),
@@ -63,6 +77,12 @@ ABREAST = 16  # heads whose blocks start side by side where additions are ordere
 BACKWARD_STAGES = 2  # tiles of Q and dO in shared memory
 QUERY_STEP = 32  # queries that a backward warp scores at once, where its share has as many
 LEAST_QUERY_STEP = {"fp32": 8, "fp16": 16, "bf16": 16}  # for each 16 keys of the warp
+# V3: warps of a group that multiplies together, and the rows it multiplies; threads of the group
+# that loads; columns of a tile's slabs, rows of 128 bytes; the most shared memory of a block.
+WARPGROUP, WARPGROUP_ROWS, LOADER_THREADS = 4, 64, 128
+SLAB_BYTES, HOPPER_SMEM = 128, 232448
+TMA_BYTES = 16  # a tensor's address and its strides are multiples
+V3_TAIL_BYTES = 1024  # barriers and what else lies behind the tiles
 # Split keys: parts of a row at most, and what a block costs beside its tiles of keys, in tiles.
 MOST_SPLITS = 128
 ENDS_TILES = 2
@@ -171,6 +191,11 @@ class KernelSpec:
         return "_".join([*words, self.digest])
 
     @property
+    def threads(self) -> int:
+        """Of a block: those that compute, in V3 also those that load."""
+        return self.tile.threads + LOADER_THREADS * (self.algo == "v3")
+
+    @property
     def turing(self) -> bool:
         """Built for compute capability 7.5: copies go through registers, matrix instructions are 8
         deep, and conversions take one float."""
@@ -229,16 +254,23 @@ class KernelSpec:
 
     @property
     def arguments(self) -> tuple[tuple[str, str], ...]:
-        """(name, type) in the order of the parameter list: pointers, sizes, strides, factors,
-        window. Types: ptr, i32, f32, and i64x3, a struct of three int64 (batch, head, seq)."""
+        """(name, type) in the order of the parameter list: maps, pointers, sizes, strides, factors,
+        window. Types: map, a tensor's for TMA, ptr, i32, f32, and i64x3, a struct of three int64
+        (batch, head, seq)."""
+        maps = [(f"{name}_map", "map") for name in MAPPED] if self.algo == "v3" else []
         pointers = [(n, "ptr") for n in (*POINTERS[self.variant, self.pass_], *self.option_inputs)]
-        names = (*(PACKED_SIZES[self.pass_] if self.varlen else SIZES), *["splits"] * self.splits)
+        lengths = PACKED_SIZES[self.pass_] if self.varlen else SIZES
+        names = (*lengths, *["splits"] * self.splits)
+        if self.algo == "v3":
+            names = V3_PACKED_SIZES if self.varlen else V3_SIZES
         sizes = [(name, "i32") for name in names]
-        strided = STRIDED[self.pass_] + (("bias",) if self.bias_dtype else ())
+        strided = () if self.algo == "v3" else STRIDED[self.pass_]
+        strided += ("bias",) if self.bias_dtype else ()
         strides = [(f"{name}_strides", "i64x3") for name in strided]
         factors = [(name, "f32") for name in self.factors]
         windows = ("window_left", "window_right") if self.mask == "window" else ()
-        return (*pointers, *sizes, *strides, *factors, *((name, "i32") for name in windows))
+        more = [(name, "i32") for name in windows]
+        return (*maps, *pointers, *sizes, *strides, *factors, *more)
 
     def repeats(self, output: str) -> bool:
         """Whether an output has the same bits in every run: all that is not summed by atomic
@@ -275,14 +307,16 @@ Arrays = Mapping[str, tuple[tuple[int, ...], str]]  # name -> (shape, dtype)
 
 @dataclass(frozen=True, kw_only=True)
 class Launch:
-    """One run of a file: its kernels in their order, the value of every non-pointer argument, and
-    the shapes of what they read (inputs), write (outputs) or need (workspaces)."""
+    """One run of a file: its kernels in their order, the value of every argument passed by value,
+    and the shapes of what they read (inputs), write (outputs) or need (workspaces). ``boxes`` has
+    the rows that TMA moves of a tensor at once, where a kernel takes its map."""
 
     stages: tuple[Stage, ...]
     scalars: Mapping[str, Scalar]
     inputs: Arrays
     outputs: Arrays
     workspaces: Arrays = field(default_factory=dict)
+    boxes: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -293,7 +327,7 @@ class Plan:
     gpu: str
     kernel: KernelSpec
     smem_bytes: int  # dynamic shared memory of one block
-    slots: int = 0  # split keys: thread blocks that the GPU runs at once
+    slots: int = 0  # split keys and V3: thread blocks that the GPU runs at once
 
     @property
     def registers(self) -> int:
@@ -330,12 +364,18 @@ class Plan:
             inputs=self._inputs(problem, shapes),
             outputs=self._outputs(shapes),
             workspaces=self._workspaces(problem, shapes, tokens, splits),
+            boxes=self._boxes() if self.kernel.algo == "v3" else {},
         )
+
+    def _boxes(self) -> dict[str, int]:
+        """A consumer's rows of Q and O, a tile's of K and V."""
+        rows, keys = WARPGROUP_ROWS, self.kernel.tile.block_kv
+        return {"q": rows, "k": keys, "v": keys, "o": rows}
 
     def _stages(self, problem: Problem, splits: int) -> tuple[Stage, ...]:
         """The kernel; where it splits keys, then the one that combines: a warp a row. Backward one
         before and one after it."""
-        stem, threads = self.kernel.stem, self.kernel.tile.threads
+        stem, threads = self.kernel.stem, self.kernel.threads
         grid, heads = self._blocks(problem) * splits, problem.batch * problem.heads
         main = Stage(entry=stem, grid=grid, block=threads, smem_bytes=self.smem_bytes)
         if self.kernel.splits:
@@ -403,7 +443,8 @@ class Plan:
             return problem.batch * problem.kv_heads * math.ceil(rows / self.kernel.tile.block_q)
         q_blocks = self._q_blocks(problem)
         per_head = min(q_blocks, 1) if self.kernel.algo == "v1" else q_blocks
-        return problem.batch * problem.heads * per_head
+        blocks = problem.batch * problem.heads * per_head
+        return min(blocks, self.slots) if self.kernel.algo == "v3" else blocks
 
     def _scalars(
         self,
@@ -416,13 +457,22 @@ class Plan:
         values: dict[str, Scalar] = {
             **dict(zip(SIZES, (p.heads, p.kv_heads, p.seq, p.seq_kv), strict=True)),
             **{"longest_q": p.seq, "longest_k": p.seq_kv, "total_q": tokens[0], "splits": splits},
+            **{"batch": p.batch, "heads_together": self._heads_together(p)},
             "bias_strides": contiguous_strides((p.batch, p.heads, p.seq, p.seq_kv))[:3],
             **{f"{name}_strides": tuple(steps) for name, steps in strides.items()},
             **_factors(problem),
             **_window(problem),
         }
         kinds = self.kernel.arguments
-        return {name: values[name] for name, kind in kinds if kind != "ptr"}
+        return {name: values[name] for name, kind in kinds if kind not in ("ptr", "map")}
+
+    def _heads_together(self, problem: Problem) -> int:
+        """Heads whose tiles V3 hands out together, the longest first: so many that they fill an
+        even number of rounds, which then balance each other. One where all tiles are equal."""
+        if self.kernel.mask == "full" or not (q_blocks := self._q_blocks(problem)):
+            return 1
+        two_rounds = 2 * max(1, self.slots)
+        return min(two_rounds // math.gcd(two_rounds, q_blocks), problem.batch * problem.heads)
 
     def _inputs(self, problem: Problem, shapes: Mapping[str, tuple[int, ...]]) -> Arrays:
         """A backward pass reads what the forward one left, and the gradient of O."""
@@ -490,7 +540,7 @@ class Plan:
             "gpu": {"name": self.gpu, "arch": self.kernel.arch},
             "kernel": kernel,
             "smem_bytes": self.smem_bytes,
-            **({"slots": self.slots} if self.kernel.splits else {}),
+            **({"slots": self.slots} if self.kernel.splits or self.kernel.algo == "v3" else {}),
         }
 
     @classmethod
@@ -558,7 +608,9 @@ class Plan:
             yield "no template makes a kernel with a dense bias in e4m3"
         if kernel.turing and (kernel.dtype == "bf16" or kernel.splits or kernel.pass_ == "bwd"):
             yield "sm_75 has no bf16, and no template splits keys or makes a backward pass there"
-        if kernel.splits and self.slots < 1:
+        if kernel.algo == "v3":
+            yield from _nonsense_v3(kernel)
+        if (kernel.splits or kernel.algo == "v3") and self.slots < 1:
             yield f"slots is {self.slots}"
         yield from _ragged(kernel)
 
@@ -587,6 +639,8 @@ def _ragged(kernel: KernelSpec) -> Iterator[str]:
         yield from _ragged_bwd(tile, kernel)
     elif kernel.splits:
         yield from _ragged_split(tile)
+    elif kernel.algo == "v3":
+        yield from _ragged_v3(tile)
     elif tile.block_q % (16 * tile.warps):
         yield f"block_q {tile.block_q} is not whole 16-row steps for each of {tile.warps} warps"
     if tile.block_kv % tile.keys_per_step or tile.keys_per_step % kernel.granule:
@@ -594,6 +648,25 @@ def _ragged(kernel: KernelSpec) -> Iterator[str]:
         yield f"block_kv {tile.block_kv} is not {steps}"
     if tile.p_in not in (("registers", "shared") if backward else ("registers",)):
         yield f"no template keeps P in {tile.p_in!r}"
+
+
+def _nonsense_v3(kernel: KernelSpec) -> Iterator[str]:
+    if kernel.arch != "sm_90a":
+        yield f"V3 is made for sm_90a, not {kernel.arch}"
+    if kernel.dtype not in LAZY_DTYPES or kernel.out_dtype != kernel.dtype:
+        yield f"no template makes V3 from {kernel.dtype} to {kernel.out_dtype}"
+    if why := untakable(kernel.head_dim, kernel.head_dim_v, kernel.dtype):
+        yield why
+
+
+def _ragged_v3(tile: Tile) -> Iterator[str]:
+    """The same where warpgroups multiply 64 rows each, with keys as wide as one instruction."""
+    if tile.warps not in (8, 12) or tile.block_q * WARPGROUP != tile.warps * WARPGROUP_ROWS:
+        yield f"block_q {tile.block_q} is not 64 rows for each of 2 or 3 warpgroups"
+    if tile.block_kv > 256:
+        yield f"block_kv {tile.block_kv} exceeds the 256 columns of a wgmma"
+    if tile.keys_per_step != tile.block_kv:
+        yield f"step_kv {tile.step_kv}, but V3 scores all keys of a tile at once"
 
 
 def _ragged_split(tile: Tile) -> Iterator[str]:
@@ -652,6 +725,41 @@ def scale_shapes(problem: Problem) -> dict[str, tuple[int, ...]]:
 def matrix_granule(dtype: str) -> int:
     """Elements in 32 bytes of a row, the depth of a matrix product's step (fp32 as 16 bits)."""
     return 32 if dtype == "e4m3" else 16
+
+
+def untakable(head_dim: int, head_dim_v: int, dtype: str) -> str:
+    """Why TMA cannot take contiguous rows that long; "" if it can."""
+    rows = (n * DTYPE_BYTES[dtype] for n in (head_dim, head_dim_v))
+    wrong = next((row for row in rows if row % TMA_BYTES), 0)
+    return f"TMA takes rows of whole {TMA_BYTES} bytes, not of {wrong}" if wrong else ""
+
+
+def slabs(head_dim: int, dtype: str = "fp16") -> int:
+    """Slabs of 128-byte rows that a tile of V3 is cut into."""
+    return math.ceil(head_dim * DTYPE_BYTES[dtype] / SLAB_BYTES)
+
+
+def v3_layouts(head_dim_v: int) -> list[tuple[int, int]]:
+    """(tiles of Q, parts in which O leaves) in the order of preference; the first that fits is
+    taken: a second Q hides where the next tile comes from, parts of O wait for each other."""
+    count = slabs(head_dim_v)
+    parts = [n for n in range(2, count + 1) if count % n == 0]
+    return [(2, 1), (1, 1), *((1, n) for n in parts)]
+
+
+def v3_layout(work: KernelSpec | Problem, tile: Tile) -> tuple[int, int]:
+    """The one of a kernel or a problem."""
+    choices = v3_layouts(work.head_dim_v)
+    fitting = (choice for choice in choices if v3_smem(work, tile, *choice) <= HOPPER_SMEM)
+    return next(fitting, choices[-1])
+
+
+def v3_smem(work: KernelSpec | Problem, tile: Any, q_stages: int, parts: int) -> Any:
+    """Bytes of V3's shared memory: tiles of Q, O in 16 bits or a part of it, stages of K and V.
+    ``tile`` may be a Tile or arrays of what it holds."""
+    d, dv = (slabs(n, work.dtype) for n in (work.head_dim, work.head_dim_v))
+    rows = tile.block_q * (q_stages * d + slabs(work.head_dim_v) // parts)
+    return (rows + tile.stages * tile.block_kv * (d + dv)) * SLAB_BYTES + V3_TAIL_BYTES
 
 
 def padded(head_dim: int, dtype: str = "fp16") -> int:
@@ -713,6 +821,8 @@ def alignment(name: str, launch: Launch) -> int:
     """Bytes to which the rows of an input must be aligned: those of the widest copy, if it is
     copied at all, else an element's; 0 if the kernel takes it contiguous only."""
     shape, dtype = launch.inputs[name]
+    if name in launch.boxes:
+        return TMA_BYTES
     if f"{name}_strides" not in launch.scalars:
         return 0
     return DTYPE_BYTES[dtype] if name in OPTION_INPUTS else copy_bytes(shape[-1], dtype)

@@ -22,7 +22,7 @@ from fasim.model.silicon import rates
 from fasim.model.tiles import Ints, Tiles, round_up
 from fasim.model.timeline import Times
 from fasim.model.traffic import Bytes
-from fasim.plan import FORMS, POINTERS, KernelSpec, Plan, Tile
+from fasim.plan import FORMS, LAZY_DTYPES, POINTERS, KernelSpec, Plan, Tile, untakable
 from fasim.problem import Problem
 
 ALGOS = ("standard", "v1", "v2", "v3")
@@ -65,7 +65,7 @@ def missing(problem: Problem, gpu: Gpu, algo: str, pass_: str) -> str:
     capability = ".".join(map(str, gpu.compute_capability))
     rules = (
         (algo == "standard", "standard has no kernel of its own: it is three unfused torch calls"),
-        (algo == "v3", "the v3 kernel is planned, not generated yet"),
+        (algo == "v3" and _v3(problem, pass_) != "", _v3(problem, pass_)),
         (
             pass_ != "fwd" and (algo, pass_) not in POINTERS,
             f"the {algo} backward kernel is planned, not generated yet",
@@ -80,6 +80,18 @@ def missing(problem: Problem, gpu: Gpu, algo: str, pass_: str) -> str:
         (problem.varlen and problem.dense, "a dense bias of packed sequences has no layout yet"),
     )
     return next((reason for applies, reason in rules if applies), "")
+
+
+def _v3(problem: Problem, pass_: str) -> str:
+    """Why no V3 kernel is generated for the problem; empty if one is."""
+    asked = {
+        f"the {pass_} pass": pass_ != "fwd",
+        problem.dtype: problem.dtype not in LAZY_DTYPES,
+    }
+    names = " and ".join(name for name, wanted in asked.items() if wanted)
+    if names:
+        return f"v3 with {names} is planned, not generated yet"
+    return untakable(problem.head_dim, problem.head_dim_v, problem.dtype)
 
 
 def _e4m3(problem: Problem) -> str:
@@ -402,7 +414,7 @@ def _plan(case: Case, index: int) -> Plan:
         gpu=case.gpu.name,
         kernel=kernel,
         smem_bytes=int(case.smem[index]),
-        slots=case.gpu.sm_count * int(case.blocks_per_sm[index]) * splits,
+        slots=case.gpu.sm_count * int(case.blocks_per_sm[index]) * (splits or case.algo == "v3"),
     )
 
 

@@ -24,7 +24,7 @@ from fasim.emulator import trace
 from fasim.errors import CheckFailed, FasimError, UsageError
 from fasim.model import flops, traffic
 from fasim.model.tiles import Tiles
-from fasim.plan import POINTERS, KernelSpec, Launch, Plan, Tile, tensor_shapes
+from fasim.plan import MAPPED, POINTERS, KernelSpec, Launch, Plan, Tile, tensor_shapes
 from fasim.problem import DTYPE_BYTES, Problem
 from fasim.reference import DTYPES, UNIT_ROUNDOFF, Options
 from fasim.render import Kernel
@@ -51,7 +51,6 @@ BOUNDLESS = 1e7  # a softcap that no score feels
 LARGEST = {"fp32": 3.4e38, "fp16": 65504.0, "bf16": 3.38e38, "e4m3": reference.E4M3_MAX}
 DEPTH = 45.0  # how far "below" 0 scores lie: exp(-45) is nothing beside exp(0)
 RISE = 4.0  # by how much "rising" scores grow from one tile of keys to the next
-MMA_FLOPS = 2 * 16 * 8  # of one matrix instruction, for each column of its depth
 
 
 # ---- Inputs -------------------------------------------------------------------------------------
@@ -437,10 +436,19 @@ def yardstick(dtype: str, standard_error: float, largest: float) -> float:
 def score_rounding(q: Array, k: Array, problem: Problem) -> Array:
     """Relative error of exp(score) from fp32 scores, per row (batch, heads, seq)."""
     size = score_size(q, k, problem)
-    if problem.softcap:
-        size = np.minimum(size, problem.softcap)  # beyond, tanh swallows the error
+    if problem.softcap:  # what leaves tanh is small; what entered may be the rest of large products
+        entered = size * steepness(q, k, problem)
+        size = np.maximum(np.minimum(size, problem.softcap), entered)
     rounding: Array = UNIT_ROUNDOFF["fp32"] * (2 + math.sqrt(problem.head_dim)) * (1 + size)
     return rounding
+
+
+def steepness(q: Array, k: Array, problem: Problem) -> Array:
+    """The share of a score's error that its softcap lets through, the largest of each row."""
+    repeated = np.repeat(k.astype(np.float64), problem.group, axis=1)
+    scores = problem.scale * q.astype(np.float64) @ repeated.swapaxes(2, 3)
+    steep = 1 - np.tanh(scores / problem.softcap) ** 2
+    return np.asarray(steep.max(axis=3, initial=0.0))
 
 
 def score_size(q: Array, k: Array, problem: Problem) -> Array:
@@ -919,6 +927,37 @@ def packed_sequences_are_those_one_by_one(trial: Trial) -> float:
     )
 
 
+def nan_stays_in_its_sequence(trial: Trial) -> float:
+    """Of packed sequences one that is all NaN leaves the bits of the others alone."""
+    problem, rng = trial.problem, trial.case.rng()
+    if problem.batch < 2:
+        raise Unsuitable
+    lengths = [rng.integers(0, n + 1, problem.batch) for n in (problem.seq, problem.seq_kv)]
+    parts = [_cut(trial, i, *map(int, own)) for i, own in enumerate(zip(*lengths, strict=True))]
+    ends = dict(zip(("cu_seqlens_q", "cu_seqlens_k"), map(inputs.cu_seqlens, lengths), strict=True))
+    lost = int(rng.integers(problem.batch))
+    ruined = [_ruined(one) if i == lost else one for i, one in enumerate(parts)]
+    clean, got = (
+        trial.run_packed({name: _together([one[name] for one in some]) for name in some[0]} | ends)
+        for some in (parts, ruined)
+    )
+    others = np.repeat(np.arange(problem.batch) != lost, lengths[0])
+    for name, x in got.items():
+        where = np.broadcast_to(others if x.ndim == 2 else others[:, None, None], x.shape)
+        _same_bits(name, x, clean[name], "a sequence of NaN changed another", where)
+    return 0.0
+
+
+def _ruined(one: Mapping[str, Array]) -> dict[str, Array]:
+    """A packed sequence whose tokens are NaN."""
+    return {name: np.full_like(x, np.nan) if x.ndim == 3 else x for name, x in one.items()}
+
+
+def _together(parts: Sequence[Array]) -> Array:
+    """Packed arrays one after the other; what belongs to all of them once."""
+    return parts[0] if parts[0].ndim == 1 else np.concatenate(parts)
+
+
 def _cut(trial: Trial, i: int, seq: int, seq_kv: int) -> dict[str, Array]:
     """The first tokens of problem ``i``, packed; backward with the o and lse that are theirs."""
     lengths = {"q": seq, "k": seq_kv, "v": seq_kv, "do": seq}
@@ -961,7 +1000,7 @@ def _same_traffic(trial: Trial, queries: Array, keys: Array) -> None:
     if not isinstance(trial.runner, Counting):
         return
     spec, executed = trial.kernel.plan.kernel, trial.runner.last
-    for name in POINTERS[spec.variant, spec.pass_]:
+    for name in (*MAPPED, *POINTERS[spec.variant, spec.pass_]):
         if name == "turns":
             continue
         want = 0
@@ -1033,8 +1072,9 @@ def matrix_instructions_do_the_flops_predicted(trial: Trial) -> float:
     """The tensor cores execute the FLOPs that the model charges: whole tiles, no more."""
     spec, executed = trial.kernel.plan.kernel, trial.execution
     predicted = int(flops.executed(trial.problem, spec.variant, spec.pass_, _tiles(trial))[0])
-    got = _operations(executed, "mma", "count") * MMA_FLOPS * spec.mma_depth
-    _same_count("the FLOPs executed are not those predicted", "mma", got, predicted)
+    kind, rows = ("wgmma", 64) if spec.algo == "v3" else ("mma", 16)
+    got = _operations(executed, kind, "count") * 2 * rows * 8 * spec.mma_depth  # 8 columns each
+    _same_count("the FLOPs executed are not those predicted", kind, got, predicted)
     return 0.0
 
 
@@ -1182,6 +1222,7 @@ PROPERTIES = (
     Property(a_bias_of_zero_is_none, _unless_bias),
     Property(a_constant_on_a_row_moves_only_its_lse, _unless_dense, ("fwd",)),
     Property(packed_sequences_are_those_one_by_one, _unless_varlen),
+    Property(nan_stays_in_its_sequence, _unless_varlen, ("fwd",)),
     Property(gradients_are_linear_in_that_of_o, passes=("bwd",)),
     Property(splitting_the_batch_changes_nothing, passes=("bwd",)),
     Property(rows_without_keys_have_no_gradient, _if_all_see, ("bwd",)),

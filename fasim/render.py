@@ -24,7 +24,19 @@ from jinja2.ext import Extension
 from jinja2.lexer import Token, TokenStream
 
 from fasim.errors import UsageError
-from fasim.plan import ABREAST, SCALE_INPUTS, KernelSpec, Plan, padded
+from fasim.plan import (
+    ABREAST,
+    LOADER_THREADS,
+    SCALE_INPUTS,
+    SLAB_BYTES,
+    WARPGROUP,
+    KernelSpec,
+    Plan,
+    Tile,
+    padded,
+    slabs,
+    v3_layout,
+)
 from fasim.problem import DTYPE_BYTES
 
 Origin = tuple[str, int]
@@ -34,9 +46,11 @@ PTX_TYPES = {"fp16": "f16", "bf16": "bf16", "e4m3": "e4m3"}
 ARGUMENT_TYPES = {"i32": "int", "f32": "float", "i64x3": "Strides"}
 TEMPLATES = {
     **{("v1", "fwd"): "v1_fwd", ("v2", "fwd"): "v2_fwd", ("v2_split", "fwd"): "v2_split"},
+    ("v3", "fwd"): "v3_fwd",
     **dict.fromkeys((("v2", "bwd"), ("v2_ordered", "bwd"), ("v2_second_pass", "bwd")), "v2_bwd"),
     ("v1", "bwd"): "v1_bwd",
 }
+SM_REGISTERS, MOST_AT_START = 65536, 248  # of an SM; of a thread, when a block starts
 PLAN_BEGIN, PLAN_END = "// ---- plan", "// ---- the rest of the file has sha256 "
 
 
@@ -155,13 +169,33 @@ def _plan_lines(plan: Plan) -> list[str]:
 
 def memory_map(plan: Plan) -> list[tuple[str, int, int]]:
     """(name, first byte, bytes) of every tile in a block's shared memory."""
+    if plan.kernel.algo == "v3":
+        return _places(_v3_tiles(plan))
     size = DTYPE_BYTES[plan.kernel.dtype]
     tiles = {name: n * size for name, n in _tiles(plan.kernel).items()}
     if plan.kernel.pass_ == "bwd":
         slots = range(plan.kernel.tile.stages)
         tiles |= {f"L and D, slot {i}": 2 * plan.kernel.tile.block_q * 4 for i in slots}
+    return _places(tiles)
+
+
+def _places(tiles: Mapping[str, int]) -> list[tuple[str, int, int]]:
     ends = list(accumulate(tiles.values()))
     return [(name, end - n, n) for (name, n), end in zip(tiles.items(), ends, strict=True)]
+
+
+def _v3_tiles(plan: Plan) -> dict[str, int]:
+    """Bytes of every tile in shared memory, in their order, and of what lies behind them."""
+    kernel, tile = plan.kernel, plan.kernel.tile
+    d, dv = (SLAB_BYTES * slabs(n, kernel.dtype) for n in (kernel.head_dim, kernel.head_dim_v))
+    count, parts = v3_layout(kernel, tile)
+    rows = {f"Q, slot {i}": tile.block_q * d for i in range(count)}
+    rows["O on its way out" if parts == 1 else f"1/{parts} of O on its way out"] = (
+        tile.block_q * dv // parts
+    )
+    rows |= {f"K, slot {i}": tile.block_kv * d for i in range(tile.stages)}
+    rows |= {f"V, slot {i}": tile.block_kv * dv for i in range(tile.stages)}
+    return rows | {"barriers, 1 / l, works": plan.smem_bytes - sum(rows.values())}
 
 
 def _tiles(kernel: KernelSpec) -> dict[str, int]:
@@ -231,6 +265,8 @@ def _word(name: str) -> str:
 
 
 def _parameter(kernel: KernelSpec, name: str, kind: str) -> str:
+    if kind == "map":
+        return f"const __grid_constant__ TensorMap {name}"
     if kind != "ptr":
         return f"const {ARGUMENT_TYPES[kind]} {name}"
     return f"{_pointed(kernel.pass_, name)}* __restrict__ {_word(name)}"
@@ -271,10 +307,13 @@ def softmax_factor(kernel: KernelSpec) -> str:
 
 
 def score_terms(kernel: KernelSpec) -> str:
-    """The initialiser of ScoreTerms. A backward block serves several heads, each with its bias."""
+    """The initialiser of ScoreTerms. A block of a backward pass or of V3 serves several heads, each
+    with its bias."""
     factors = [name for name in kernel.factors if name != "scale"]
-    bias = ["head_bias" if kernel.pass_ == "bwd" else "bias", "bias_strides.seq"]
-    terms = {"none": [], "alibi": ["slopes[head] * kLog2e"]}.get(kernel.bias, bias)
+    one_head = kernel.pass_ == "fwd" and kernel.algo != "v3"
+    bias = ["bias" if one_head else "head_bias", "bias_strides.seq"]
+    slope = "slope_log2" if kernel.algo == "v3" else "slopes[head] * kLog2e"
+    terms = {"none": [], "alibi": [slope]}.get(kernel.bias, bias)
     return ", ".join([_score_factor(kernel), *factors[1:], *terms])
 
 
@@ -312,7 +351,8 @@ def matrix_instructions(kernel: KernelSpec) -> tuple[str, ...]:
 
 def score_call(kernel: KernelSpec, key: str) -> str:
     """The arguments of finish_scores: where the scores lie matters to a bias only."""
-    places = [] if kernel.bias == "none" else ["warp_query", key, "seq_q", "seq_kv"]
+    ends = ["span.seq_q", "span.seq_kv"] if kernel.algo == "v3" else ["seq_q", "seq_kv"]
+    places = [] if kernel.bias == "none" else ["warp_query", key, *ends]
     return ", ".join(["s", "terms", *places])
 
 
@@ -357,6 +397,31 @@ def warp_sees(kernel: KernelSpec) -> str:
     return f"sizeof(Element) == 4 || ({sees})" if kernel.dtype == "fp32" else sees
 
 
+def q_stages(kernel: KernelSpec) -> int:
+    """Tiles of Q that V3 has in shared memory."""
+    return v3_layout(kernel, kernel.tile)[0]
+
+
+def output_parts(kernel: KernelSpec) -> int:
+    """Parts in which O leaves a tile of V3."""
+    return v3_layout(kernel, kernel.tile)[1]
+
+
+def loader_registers(tile: Tile) -> int:
+    """Of a thread that loads: what those that compute leave of all that the block starts with."""
+    groups = tile.warps // WARPGROUP
+    at_start = min(MOST_AT_START, SM_REGISTERS // (groups + 1) // LOADER_THREADS // 8 * 8)
+    return max(24, min(56, at_start * (groups + 1) - tile.registers * groups))
+
+
+def arch_flags(kernel: KernelSpec) -> str:
+    """How nvcc builds a whole program for an architecture: what is made for one alone has no PTX
+    for others."""
+    if kernel.arch.endswith("a"):
+        return f"-gencode arch=compute_{kernel.arch[3:]},code={kernel.arch}"
+    return f"-arch={kernel.arch}"
+
+
 def last_tile(kernel: KernelSpec) -> str:
     """The number of the last K/V tile that a block visits."""
     return f"{'first_tile + ' * (kernel.mask == 'window')}kv_tiles - 1"
@@ -397,6 +462,7 @@ def _environment() -> jinja2.Environment:
         *(hooked, softmax_factor, score_terms, score_call, score_columns_call, span_terms),
         *(longest_q, longest_k, dq_tile, head_rows, last_tile, warp_sees),
         *(mma, cvt, matrix_instructions, scale_of),
+        *(q_stages, output_parts, loader_registers, arch_flags),
     )
     helpers |= {option.__name__: option for option in options}
     environment.globals.update(helpers, ctype=CTYPES.__getitem__, ptx_type=PTX_TYPES.__getitem__)

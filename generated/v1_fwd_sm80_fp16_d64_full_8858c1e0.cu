@@ -34,7 +34,7 @@
 //   a88d316f  device/copy_plain.cuh
 //   26282f8e  device/fragments.cuh
 //   76c2f1b5  device/integers.cuh
-//   4210b751  device/mask.cuh
+//   6718b7d2  device/mask.cuh
 //   70293969  device/matmul_mma.cuh
 //   88db4618  device/merge.cuh
 //   56ce5a2e  device/rows.cuh
@@ -48,7 +48,7 @@
 //   77f6d870  parts/constants.cuh
 //   8a2896d0  parts/main.cu
 //   2c9f1fd9  parts/main_arrays.cuh
-//   deb8bf17  parts/main_options.cuh
+//   fc234ae9  parts/main_options.cuh
 //   42d2ca0a  ptx/cvt_f16x2.cuh
 //   422cf4a7  ptx/ex2.cuh
 //   5bef9f17  ptx/ldmatrix_x4.cuh
@@ -67,7 +67,7 @@
 // "head_dim_v": 64, "heads": 16, "incoherent": false, "kv_heads": 16, "out_dtype": "fp16", "pass":
 // "fwd", "scale": 0.125, "scales": "tensor", "seq": 1024, "seq_kv": 1024, "softcap": 0.0, "varlen":
 // false, "window": [-1, -1]}, "schema": "fasim.plan/1", "smem_bytes": 163840}
-// ---- the rest of the file has sha256 b5428954673d663bc12b7d6068d0a5ff847a138d920cb2cabae667e181a9bf62
+// ---- the rest of the file has sha256 0e3f7fc8f874f155c313a034e2371ceeb370aca3f502c78d861ed951c59c729f
 // FlashAttention, forward, in the paper's order (Dao et al. 2022, algorithm 1).
 //
 // One thread block per head. The outer loop holds a tile of keys and values in shared memory; the
@@ -424,13 +424,15 @@ __device__ __forceinline__ int visible_keys(int query, int seq_q, int seq_kv) {
 }
 
 // s holds the scores of the warp's rows from `query` on against the keys from `key` on.
-__device__ __forceinline__ void mask_scores(Scores& s, int query, int key, int seq_q, int seq_kv) {
+template <int kTiles>
+__device__ __forceinline__ void mask_scores(float (&s)[kRowTiles][kTiles][4], int query, int key,
+                                            int seq_q, int seq_kv) {
   const int lane = threadIdx.x % 32;
 #pragma unroll
   for (int i = 0; i < 2 * kRowTiles; ++i) {
     const int limit = visible_keys(query + 8 * i + lane / 4, seq_q, seq_kv) - key - lane % 4 * 2;
 #pragma unroll
-    for (int n = 0; n < kStepKV / 4; ++n) {
+    for (int n = 0; n < 2 * kTiles; ++n) {
       if (n / 2 * 8 + n % 2 >= limit) s[i / 2][n / 2][i % 2 * 2 + n % 2] = -kInfinity;
     }
   }

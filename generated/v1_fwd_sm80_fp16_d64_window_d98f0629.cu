@@ -36,7 +36,7 @@
 //   a88d316f  device/copy_plain.cuh
 //   26282f8e  device/fragments.cuh
 //   76c2f1b5  device/integers.cuh
-//   4210b751  device/mask.cuh
+//   6718b7d2  device/mask.cuh
 //   70293969  device/matmul_mma.cuh
 //   88db4618  device/merge.cuh
 //   56ce5a2e  device/rows.cuh
@@ -50,7 +50,7 @@
 //   77f6d870  parts/constants.cuh
 //   8a2896d0  parts/main.cu
 //   2c9f1fd9  parts/main_arrays.cuh
-//   deb8bf17  parts/main_options.cuh
+//   fc234ae9  parts/main_options.cuh
 //   42d2ca0a  ptx/cvt_f16x2.cuh
 //   422cf4a7  ptx/ex2.cuh
 //   5bef9f17  ptx/ldmatrix_x4.cuh
@@ -69,7 +69,7 @@
 // "head_dim_v": 64, "heads": 16, "incoherent": false, "kv_heads": 16, "out_dtype": "fp16", "pass":
 // "fwd", "scale": 0.125, "scales": "tensor", "seq": 4096, "seq_kv": 4096, "softcap": 0.0, "varlen":
 // false, "window": [255, 255]}, "schema": "fasim.plan/1", "smem_bytes": 98304}
-// ---- the rest of the file has sha256 899035b543cad169989315373fb97db4caa1bffe53d171e39abd27f01b014cfb
+// ---- the rest of the file has sha256 265c4c92da6d9cab77ac2d56bed11d900e3ebddfb61f1151b4f4ceae79631f71
 // FlashAttention, forward, in the paper's order (Dao et al. 2022, algorithm 1).
 //
 // One thread block per head. The outer loop holds a tile of keys and values in shared memory; the
@@ -441,7 +441,9 @@ __device__ __forceinline__ bool crosses_mask(int query, int key, const Span& spa
 }
 
 // s holds the scores of the warp's rows from `query` on against the keys from `key` on.
-__device__ __forceinline__ void mask_scores(Scores& s, int query, int key, const Span& span) {
+template <int kTiles>
+__device__ __forceinline__ void mask_scores(float (&s)[kRowTiles][kTiles][4], int query, int key,
+                                            const Span& span) {
   const int lane = threadIdx.x % 32;
 #pragma unroll
   for (int i = 0; i < 2 * kRowTiles; ++i) {
@@ -449,7 +451,7 @@ __device__ __forceinline__ void mask_scores(Scores& s, int query, int key, const
     const int first = first_visible(row, span) - first_key;
     const int limit = visible_keys(row, span) - first_key;
 #pragma unroll
-    for (int n = 0; n < kStepKV / 4; ++n) {
+    for (int n = 0; n < 2 * kTiles; ++n) {
       const int column = n / 2 * 8 + n % 2;
       if (column < first || column >= limit) s[i / 2][n / 2][i % 2 * 2 + n % 2] = -kInfinity;
     }

@@ -33,11 +33,11 @@
 //   9657e602  device/finish.cuh
 //   26282f8e  device/fragments.cuh
 //   76c2f1b5  device/integers.cuh
-//   4210b751  device/mask.cuh
+//   6718b7d2  device/mask.cuh
 //   70293969  device/matmul_mma.cuh
 //   56ce5a2e  device/rows.cuh
 //   23af4307  device/score.cuh
-//   ac33362a  device/score_rows.cuh
+//   33c9e42f  device/score_rows.cuh
 //   2371af69  device/softmax_lazy.cuh
 //   94288a38  device/store.cuh
 //   6364541a  device/tile.cuh
@@ -48,7 +48,7 @@
 //   77f6d870  parts/constants.cuh
 //   8a2896d0  parts/main.cu
 //   2c9f1fd9  parts/main_arrays.cuh
-//   deb8bf17  parts/main_options.cuh
+//   fc234ae9  parts/main_options.cuh
 //   337a472a  ptx/cp_async.cuh
 //   42d2ca0a  ptx/cvt_f16x2.cuh
 //   422cf4a7  ptx/ex2.cuh
@@ -68,7 +68,7 @@
 // "head_dim_v": 64, "heads": 16, "incoherent": false, "kv_heads": 16, "out_dtype": "fp16", "pass":
 // "fwd", "scale": 0.125, "scales": "tensor", "seq": 4096, "seq_kv": 4096, "softcap": 0.0, "varlen":
 // false, "window": [-1, -1]}, "schema": "fasim.plan/1", "smem_bytes": 45056}
-// ---- the rest of the file has sha256 841ffe630ce2ef83371df68e854c008f505d02af2a9349c828cccea23962439e
+// ---- the rest of the file has sha256 2c2c416eba48419c122711244ed3fd2311b2731b90a7c4eff8bfe309da307ca8
 // FlashAttention-2, forward (Dao 2023, algorithm 1).
 //
 // One thread block per block of queries. It walks the keys and values once, from the last tile to
@@ -472,14 +472,16 @@ __device__ __forceinline__ float scaled(float score, const ScoreTerms& terms) {
 // The same for a thread's part of the scores of whole rows.
 // -slope |distance| for every score: the last key is aligned with the last query, as in the mask.
 // The warp's rows begin at `query`, the keys at `key`.
-__device__ __forceinline__ void finish_scores(Scores& s, const ScoreTerms& terms, int query,
-                                              int key, int seq_q, int seq_kv) {
+template <int kTiles>
+__device__ __forceinline__ void finish_scores(float (&s)[kRowTiles][kTiles][4],
+                                              const ScoreTerms& terms, int query, int key,
+                                              int seq_q, int seq_kv) {
   const int lane = threadIdx.x % 32;
 #pragma unroll
   for (int i = 0; i < 2 * kRowTiles; ++i) {
     const float aligned = query + 8 * i + lane / 4 + seq_kv - seq_q - key - lane % 4 * 2;
 #pragma unroll
-    for (int n = 0; n < kStepKV / 4; ++n) {
+    for (int n = 0; n < 2 * kTiles; ++n) {
       float& score = s[i / 2][n / 2][i % 2 * 2 + n % 2];
       const float distance = fabsf(aligned - (n / 2 * 8 + n % 2));
       score = fmaf(-terms.slope_log2, distance, scaled(score, terms));
@@ -496,13 +498,15 @@ __device__ __forceinline__ int visible_keys(int query, int seq_q, int seq_kv) {
 }
 
 // s holds the scores of the warp's rows from `query` on against the keys from `key` on.
-__device__ __forceinline__ void mask_scores(Scores& s, int query, int key, int seq_q, int seq_kv) {
+template <int kTiles>
+__device__ __forceinline__ void mask_scores(float (&s)[kRowTiles][kTiles][4], int query, int key,
+                                            int seq_q, int seq_kv) {
   const int lane = threadIdx.x % 32;
 #pragma unroll
   for (int i = 0; i < 2 * kRowTiles; ++i) {
     const int limit = visible_keys(query + 8 * i + lane / 4, seq_q, seq_kv) - key - lane % 4 * 2;
 #pragma unroll
-    for (int n = 0; n < kStepKV / 4; ++n) {
+    for (int n = 0; n < 2 * kTiles; ++n) {
       if (n / 2 * 8 + n % 2 >= limit) s[i / 2][n / 2][i % 2 * 2 + n % 2] = -kInfinity;
     }
   }

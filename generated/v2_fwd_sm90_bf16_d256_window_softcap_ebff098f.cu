@@ -35,11 +35,11 @@
 //   9657e602  device/finish.cuh
 //   26282f8e  device/fragments.cuh
 //   76c2f1b5  device/integers.cuh
-//   4210b751  device/mask.cuh
+//   6718b7d2  device/mask.cuh
 //   70293969  device/matmul_mma.cuh
 //   56ce5a2e  device/rows.cuh
 //   23af4307  device/score.cuh
-//   ac33362a  device/score_rows.cuh
+//   33c9e42f  device/score_rows.cuh
 //   2371af69  device/softmax_lazy.cuh
 //   94288a38  device/store.cuh
 //   6364541a  device/tile.cuh
@@ -50,7 +50,7 @@
 //   77f6d870  parts/constants.cuh
 //   8a2896d0  parts/main.cu
 //   2c9f1fd9  parts/main_arrays.cuh
-//   deb8bf17  parts/main_options.cuh
+//   fc234ae9  parts/main_options.cuh
 //   337a472a  ptx/cp_async.cuh
 //   33562fdf  ptx/cvt_bf16x2.cuh
 //   422cf4a7  ptx/ex2.cuh
@@ -71,7 +71,7 @@
 // "head_dim_v": 256, "heads": 16, "incoherent": false, "kv_heads": 8, "out_dtype": "bf16", "pass":
 // "fwd", "scale": 0.0625, "scales": "tensor", "seq": 8192, "seq_kv": 8192, "softcap": 50.0,
 // "varlen": false, "window": [4095, 0]}, "schema": "fasim.plan/1", "smem_bytes": 114688}
-// ---- the rest of the file has sha256 019096e708844607e28f1f011e653ee5612c80c188b5888a282518b86f7f7e26
+// ---- the rest of the file has sha256 dbf9430bdba6ed1b0635d6e4713baa8e1c6caa75014db73774c907e318843aee
 // FlashAttention-2, forward (Dao 2023, algorithm 1).
 //
 // One thread block per block of queries. It walks the keys and values once, from the last tile to
@@ -501,10 +501,12 @@ __device__ __forceinline__ float scaled(float score, const ScoreTerms& terms) {
 }
 
 // The same for a thread's part of the scores of whole rows.
-__device__ __forceinline__ void finish_scores(Scores& s, const ScoreTerms& terms) {
+template <int kTiles>
+__device__ __forceinline__ void finish_scores(float (&s)[kRowTiles][kTiles][4],
+                                              const ScoreTerms& terms) {
 #pragma unroll
-  for (int i = 0; i < kRowTiles * kStepKV / 2; ++i) {
-    float& score = s[i / (kStepKV / 2)][i / 4 % (kStepKV / 8)][i % 4];
+  for (int i = 0; i < kRowTiles * kTiles * 4; ++i) {
+    float& score = s[i / (4 * kTiles)][i / 4 % kTiles][i % 4];
     score = scaled(score, terms);
   }
 }
@@ -534,7 +536,9 @@ __device__ __forceinline__ bool crosses_mask(int query, int key, const Span& spa
 }
 
 // s holds the scores of the warp's rows from `query` on against the keys from `key` on.
-__device__ __forceinline__ void mask_scores(Scores& s, int query, int key, const Span& span) {
+template <int kTiles>
+__device__ __forceinline__ void mask_scores(float (&s)[kRowTiles][kTiles][4], int query, int key,
+                                            const Span& span) {
   const int lane = threadIdx.x % 32;
 #pragma unroll
   for (int i = 0; i < 2 * kRowTiles; ++i) {
@@ -542,7 +546,7 @@ __device__ __forceinline__ void mask_scores(Scores& s, int query, int key, const
     const int first = first_visible(row, span) - first_key;
     const int limit = visible_keys(row, span) - first_key;
 #pragma unroll
-    for (int n = 0; n < kStepKV / 4; ++n) {
+    for (int n = 0; n < 2 * kTiles; ++n) {
       const int column = n / 2 * 8 + n % 2;
       if (column < first || column >= limit) s[i / 2][n / 2][i % 2 * 2 + n % 2] = -kInfinity;
     }

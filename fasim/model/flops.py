@@ -23,7 +23,8 @@ def useful(problem: Problem, pass_: str) -> int:
 
 def executed(problem: Problem, algo: str, pass_: str, tiles: Tiles) -> Ints:
     """FLOPs the matrix units do: whole tiles (V1: whole steps over a tile's keys; V2 forward: what
-    a warp's rows see of a tile), padded head dimensions, S again in flash backward.
+    a warp's rows see of a tile; V3 forward: one even where nothing is seen), padded head
+    dimensions, S again in flash backward.
 
     Standard attention masks after its matmul, so it multiplies every pair.
     """
@@ -40,7 +41,8 @@ def executed(problem: Problem, algo: str, pass_: str, tiles: Tiles) -> Ints:
     if algo == "v2_second_pass":
         return heads * _two_passes(problem, tiles)
     rows = tiles.rows_apart(algo, problem.dtype) if pass_ == "fwd" else tiles.block_q
-    steps = visits(problem, rows, tiles.step_kv).steps
+    seen = visits(problem, rows, tiles.step_kv)
+    steps = seen.steps + seen.blind * ((algo, pass_) == ("v3", "fwd"))
     return heads * per_pair * steps * rows * tiles.step_kv
 
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from fasim.gpu import Gpu
 from fasim.model.tiles import Ints, Tiles, ceil_div, padded, round_up
-from fasim.plan import LAZY_DTYPES, WARP
+from fasim.plan import HOPPER_SMEM, LAZY_DTYPES, WARP, v3_layouts, v3_smem
 from fasim.problem import Problem
 
 # Registers of a thread besides its accumulators: addresses, loop state, softmax statistics ...
@@ -70,8 +70,14 @@ MMA_ROWS = 16  # the fewest queries of a tile
 V1_BACKWARD_COPIES, V1_BACKWARD_FP32_COPIES = 16, 8
 V1_BACKWARD_FP32, V1_BACKWARD_FP32_WIDE, V1_FP32_COLUMNS = 36, 64, 224
 V1_BACKWARD_PACKED = 32  # and for packed sequences in 16 bits where warps share keys
-# V3: what FA3's published tiles leave between their accumulators and the register cap.
-WGMMA_SLACK = 28
+# V3: what the compiler needs beside accumulators and weights; backward, what FlashAttention-3's
+# published tiles leave it.
+V3_BASE, WGMMA_SLACK = 32, 28
+# What its options keep besides; a bias in fp32 on its way more for every key beyond the first
+# number, and one that meets a softcap's polynomials. Fitted to nvcc 13.0.
+V3_OPTION_REGISTERS = {"window": 12, "softcap": 0, "ALiBi": 8, "dense bias": 12, "sequences": 8}
+V3_FP32_BIAS_KEYS, V3_FP32_BIAS_PER_KEY = 32, 0.25
+V3_CAPPED_BIAS_KEYS, V3_CAPPED_BIAS_PER_KEY = 48, 0.5
 # V3: mbarriers and alignment of the tiles to 1024 bytes.
 BARRIER_BYTES = 1024
 
@@ -177,11 +183,11 @@ def _v2_fwd_smem(problem: Problem, tiles: Tiles) -> Any:
 
 
 def _v3_fwd_smem(problem: Problem, tiles: Tiles) -> Any:
-    """FA3's map: Q, stages of K and V (through V's O leaves), P unless it stays in registers."""
-    d, dv, e = _dims(problem)
-    ring = tiles.stages * tiles.block_kv * (d + dv) * e
-    p_tile = tiles.block_q * tiles.block_kv * e * tiles.p_shared
-    return tiles.block_q * d * e + ring + p_tile + BARRIER_BYTES
+    """Tiles of Q, O on its way out, stages of K and V, in slabs of 128-byte rows: the first layout
+    that fits a block."""
+    layouts = v3_layouts(problem.head_dim_v)
+    sizes = [v3_smem(problem, tiles, *one) for one in layouts]
+    return np.select([size <= HOPPER_SMEM for size in sizes], sizes, default=sizes[-1])
 
 
 def _q_tile(problem: Problem, tiles: Tiles) -> Any:
@@ -278,6 +284,19 @@ def backward_option_registers(problem: Problem) -> dict[str, int]:
     return {name: BACKWARD_OPTION_REGISTERS[name] for name in _options(problem)}
 
 
+def v3_option_registers(problem: Problem, tiles: Tiles) -> dict[str, Ints]:
+    """The same of V3's forward kernel."""
+    none = np.zeros(len(tiles), np.int64)
+    kept: dict[str, Ints] = {name: none + V3_OPTION_REGISTERS[name] for name in _options(problem)}
+    if problem.bias == "dense_fp32":
+        keys = np.maximum(tiles.block_kv - V3_FP32_BIAS_KEYS, 0)
+        kept["biases on their way"] = (V3_FP32_BIAS_PER_KEY * keys).astype(np.int64)
+    if problem.dense and problem.softcap:
+        keys = np.maximum(tiles.block_kv - V3_CAPPED_BIAS_KEYS, 0)
+        kept["biases beside a softcap"] = (V3_CAPPED_BIAS_PER_KEY * keys).astype(np.int64)
+    return kept
+
+
 def _options(problem: Problem) -> tuple[str, ...]:
     asked = {
         "window": problem.mask == "window",
@@ -348,9 +367,11 @@ def gradient_columns(problem: Problem, tiles: Tiles) -> Ints:
 
 
 def _v3_fwd_registers(problem: Problem, tiles: Tiles) -> Any:
-    """A warpgroup of 128 threads owns 64 rows: S N/2, O D_v/2, P N e/8 unless it is in shared."""
-    p = tiles.block_kv * problem.element_bytes // 8 * ~tiles.p_shared
-    return tiles.block_kv // 2 + padded(problem.head_dim_v, problem.dtype) // 2 + p + WGMMA_SLACK
+    """A warpgroup of 128 threads owns 64 rows: S N/2, O D_v/2, P N e/8."""
+    p = tiles.block_kv * problem.element_bytes // 8
+    o = padded(problem.head_dim_v, problem.dtype) // 2
+    options = sum(v3_option_registers(problem, tiles).values())
+    return tiles.block_kv // 2 + o + p + V3_BASE + options
 
 
 def _v3_bwd_registers(problem: Problem, tiles: Tiles) -> Any:

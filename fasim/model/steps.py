@@ -167,12 +167,13 @@ def _v1_fwd(shape: _Shape, rates: Rates) -> Step:
 
 
 def _wgmma_fwd(shape: _Shape, rates: Rates) -> Step:
-    """Every warpgroup reads K and V from shared memory, and Q; P too where it lies there."""
-    p_bytes = np.where(shape.tiles.p_shared, 2 * shape.scores * shape.e, 0)
-    smem = shape.groups * shape.kv_bytes + shape.q_bytes + p_bytes + shape.kv_bytes
+    """Every warpgroup reads K and V from shared memory, and its rows of Q. What shows of the
+    softmax are its exponentials, and what an option adds: the rest of it is lean."""
+    smem = shape.groups * shape.kv_bytes + shape.q_bytes + shape.kv_bytes
+    options = shape.options * shape.scores / rates.lanes
     return Step(
         tensor=2 * shape.scores * (shape.d + shape.dv) / rates.matmul_flops,
-        softmax=_softmax(shape, rates),
+        softmax=_beside(shape.mufu * shape.scores / rates.mufu, options),
         smem=smem / rates.smem_bytes,
         l2=shape.kv_bytes / rates.l2_bytes,
         fill_bytes=shape.kv_bytes,

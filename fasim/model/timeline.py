@@ -19,7 +19,7 @@ from fasim.model.silicon import Rates, rates
 from fasim.model.steps import Step, query_step, step
 from fasim.model.tiles import Ints, Reals, Tiles, ceil_div
 from fasim.model.visits import packed_visits, visits
-from fasim.plan import ABREAST, LAZY_DTYPES
+from fasim.plan import ABREAST, HOPPER_SMEM, LAZY_DTYPES, WARPGROUP, v3_smem
 from fasim.problem import Problem
 
 Law = Callable[[Any], Any]  # clocks of a step, by the blocks resident on its SM
@@ -50,10 +50,17 @@ SYNC_CLOCKS = {"fwd": 250.0, "bwd": 2000.0}
 # A block's life outside its steps: its start, first loads, last stores.
 MMA_BLOCK_CLOCKS = {"fwd": 5000.0, "bwd": 6000.0}
 # ---- wgmma kernels (V3): a warpgroup's softmax runs under the other's matmul ----
-# Share of the shorter of the two that still shows, clocks of a step's barriers, of a block's life.
-WGMMA_SHOWS = 0.2
-WGMMA_SYNC_CLOCKS = 60.0
-WGMMA_BLOCK_CLOCKS = 2000.0
+# Clocks that a step shows of the shorter of the two where it is as long as the other, less in
+# proportion where it is shorter, and more beyond 128 keys; share that two warpgroups show of what
+# their softmax exceeds half of their matmul by, as one has to wait for the other then. Clocks of a
+# tile of queries besides its steps: of all, of one whose Q has to wait for the last, of each step
+# that masks. Tiles that the ragged end of a masked launch costs. Fitted to eight tiles at 16,384
+# keys on an H200, and to 512.
+WGMMA_SHOWN_CLOCKS, WGMMA_WAITS = 700.0, 0.4
+WGMMA_TILE_CLOCKS, ONE_Q_CLOCKS, MASKED_STEP_CLOCKS = 2200.0, 3500.0, 1000.0
+WGMMA_SHOWS, WGMMA_SYNC_CLOCKS = 0.2, 60.0  # backward: share of the shorter, a step's barriers
+WGMMA_BLOCK_CLOCKS = 2000.0  # backward
+MASKED_TAIL, V3_MASKED_TAIL = 0.5, 0.1
 # ---- standard attention: share of the peak that a library's batched matmul reaches ----
 LIBRARY_MATMUL = 0.75
 # How many SMs' worth of HBM bandwidth one SM can draw when the others are idle.
@@ -158,8 +165,14 @@ class _Flash:
         s = self.step
         if self.algo == "v3":
             longest = np.maximum(np.maximum(s.tensor, s.softmax), s.smem)
-            clocks = longest + WGMMA_SHOWS * np.minimum(s.tensor, s.softmax) + WGMMA_SYNC_CLOCKS
-            return np.maximum(clocks, s.l2)
+            waits = WGMMA_WAITS * np.maximum(0, s.softmax - s.tensor / 2)
+            waits = waits * ((self.tiles.warps <= 2 * WARPGROUP) & (self.pass_ == "fwd"))
+            shorter, longer = np.minimum(s.tensor, s.softmax), np.maximum(s.tensor, s.softmax)
+            wide = np.maximum(1.0, self.tiles.block_kv / 128)
+            shown = WGMMA_SHOWN_CLOCKS * wide * shorter / np.maximum(longer, 1) + waits
+            if self.pass_ == "bwd":
+                shown = WGMMA_SHOWS * shorter + WGMMA_SYNC_CLOCKS
+            return np.maximum(longest + shown, s.l2)
         independent = self._independent(resident)
         sync = SYNC_CLOCKS[self.pass_]
         if self.pass_ == "bwd" and self.algo.startswith("v2"):
@@ -244,7 +257,8 @@ class _Flash:
         mean = self._block(law, resident)
         most = self.seen.longest if self.pass_ == "fwd" else self.seen.widest
         longest = self._block(law, np.ones_like(resident), most * self.shared)
-        tail = np.where(blocks > self.speed.sms, 0.5 * resident * mean, 0.0)
+        share = V3_MASKED_TAIL if self.algo == "v3" else MASKED_TAIL
+        tail = np.where(blocks > self.speed.sms, share * resident * mean, 0.0)
         load = np.maximum(blocks / self.speed.sms, 1.0) * mean + tail
         return np.where(blocks > 0, np.maximum(load, longest), 0.0)
 
@@ -253,9 +267,18 @@ class _Flash:
         per_block = self.seen.q_tiles if self.pass_ == "fwd" else self.seen.kv_tiles
         if steps is None:
             steps = self.seen.steps * self.shared / np.maximum(per_block, 1)
+        if (self.algo, self.pass_) == ("v3", "fwd"):
+            return steps * law(resident) + self._tile_clocks()
         life = WGMMA_BLOCK_CLOCKS if self.algo == "v3" else MMA_BLOCK_CLOCKS[self.pass_]
         ends = (life + self.step.serial / 2) / self._independent(resident)
         return steps * law(resident) + ends + self._ends_bytes() / self.speed.l2_bytes
+
+    def _tile_clocks(self) -> Reals:
+        """V3: what a tile of queries takes besides its steps; the next one's begin meanwhile."""
+        one_q = v3_smem(self.problem, self.tiles, 2, 1) > HOPPER_SMEM
+        uniform = self.problem.mask == "full"
+        masked = ceil_div(self.tiles.block_q, self.tiles.block_kv) * (not uniform)
+        return np.asarray(WGMMA_TILE_CLOCKS + ONE_Q_CLOCKS * one_q + MASKED_STEP_CLOCKS * masked)
 
     def _ends_bytes(self) -> Ints:
         """What a block loads before its first step and stores after its last."""

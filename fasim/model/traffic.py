@@ -94,9 +94,9 @@ def _option_reads_bwd(problem: Problem, algo: str, tiles: Tiles) -> dict[str, An
 
 
 def _option_reads(problem: Problem, algo: str, tiles: Tiles) -> dict[str, Any]:
-    """What only some kernels read forward. Every thread reads its head's slope and scale factors
-    and its sequence's ends; a dense bias is read once wherever a q tile (V2: a warp's rows) meets
-    the keys it visits.
+    """What only some kernels read forward. Every thread (V3: that computes) reads its head's slope
+    and scale factors and (V3: one that loads) its sequence's ends; a dense bias is read once
+    wherever a q tile (V2: a warp's rows) meets the keys it visits.
     """
     p, heads = problem, problem.batch * problem.heads
     seen = visits(problem, tiles.block_q, tiles.step_kv)
@@ -109,7 +109,8 @@ def _option_reads(problem: Problem, algo: str, tiles: Tiles) -> dict[str, Any]:
         rows = tiles.rows_apart(algo, p.dtype)
         reads["bias"] = heads * visits(problem, rows, tiles.step_kv).pairs * p.bias_bytes
     if p.varlen:
-        reads |= {"cu_seqlens_q": 8 * threads, "cu_seqlens_k": 8 * threads}
+        readers = heads * seen.q_tiles if algo == "v3" else threads
+        reads |= {"cu_seqlens_q": 8 * readers, "cu_seqlens_k": 8 * readers}
     if p.dtype == "e4m3":
         reads |= dict.fromkeys(SCALE_INPUTS, 4 * threads)
     return reads
@@ -296,11 +297,11 @@ def _with_kv_gradients(problem: Problem, reads: dict[str, Any], writes: dict[str
 _ISSUED: dict[tuple[str, str], Callable[[Problem, Visits, Tiles], Bytes]] = {
     ("v1", "fwd"): _v1_fwd,
     ("v2", "fwd"): _v2_fwd,
-    ("v3", "fwd"): _v2_fwd,
     ("v1", "bwd"): _v1_bwd,
     ("v2", "bwd"): _v2_bwd,
     ("v2_ordered", "bwd"): _v2_ordered,
     ("v2_second_pass", "bwd"): _second_pass,
+    ("v3", "fwd"): _v2_fwd,
     ("v3", "bwd"): _v3_bwd,
 }
 

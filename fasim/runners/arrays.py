@@ -14,19 +14,24 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fasim import reference
+from fasim import reference, tensor_map
 from fasim.errors import UsageError
-from fasim.plan import Launch, Scalar, contiguous_strides, kernel_strides
+from fasim.plan import LONGEST, SLAB_BYTES, Launch, Scalar, contiguous_strides, kernel_strides
+from fasim.problem import DTYPE_BYTES
 from fasim.render import Kernel
+from fasim.tensor_map import TensorMap
 
 Array = NDArray[Any]
+Strides = tuple[int, int, int]
+Sizes = tuple[int, int, int, int]
 
 DTYPES: dict[str, np.dtype[Any]] = {
     **{name: np.dtype(dtype) for name, dtype in reference.DTYPES.items()},
     "int32": np.dtype(np.int32),
 }
 POISON = 0xFF  # as fp32, fp16 or bf16 these bytes are a NaN that no arithmetic produces
-FORMATS = {"ptr": "P", "i32": "i", "i64": "q", "f32": "f", "i64x3": "qqq"}
+MAP_FORMAT = f"{tensor_map.BYTES}s"
+FORMATS = {"map": MAP_FORMAT, "ptr": "P", "i32": "i", "i64": "q", "f32": "f", "i64x3": "qqq"}
 
 
 @dataclass(frozen=True)
@@ -144,6 +149,49 @@ def host_array(name: str, array: Any) -> Array:
         raise UsageError(f"{name} is not an array", why=str(error), hint=hint) from error
 
 
+# ---- Tensor maps --------------------------------------------------------------------------------
+
+
+def tensor_maps(
+    launch: Launch, addresses: Mapping[str, int], steps: Mapping[str, tuple[int, ...]]
+) -> dict[str, TensorMap]:
+    """How TMA sees the tensors that a kernel takes as maps, by tensor: slabs of 128-byte rows of a
+    (batch, heads, seq, head_dim) array, or a packed one, at an address, with strides in elements.
+    An array without elements looks like one of zeros in all dimensions but the last."""
+    arrays = {**launch.inputs, **launch.outputs}
+    maps = {}
+    for name, rows in launch.boxes.items():
+        shape, dtype = arrays[name]
+        size = DTYPE_BYTES[dtype]
+        longest = launch.scalars.get(LONGEST[name], 0)
+        assert isinstance(longest, int)
+        sizes, strides = _seen(shape, [size * step for step in steps[name]], longest)
+        maps[name] = TensorMap(
+            address=addresses[name] - strides[0] * sizes[1] * (len(shape) == 3),
+            dtype=dtype,
+            sizes=sizes,
+            strides=strides,
+            box=(SLAB_BYTES // size, rows, 1, 1),
+            swizzle=SLAB_BYTES,
+        )
+    return maps
+
+
+def _seen(shape: tuple[int, ...], steps: list[int], longest: int) -> tuple[Sizes, Strides]:
+    """Sizes, from the innermost on, and strides (bytes) of the others as TMA sees an array.
+
+    In a packed one it sees, for every token e, a sequence of the longest length that ends before e:
+    its row i is token e - longest + i. A kernel that loads or stores row i of a sequence of n
+    tokens asks for row longest - n + i of that which ends where the sequence does; what lies beyond
+    is outside the tensor, and not in the next sequence.
+    """
+    if len(shape) == 3:
+        tokens, heads, width = shape
+        return (width, max(longest, 1), max(heads, 1), tokens + 1), (steps[0], steps[1], steps[0])
+    batch, heads, seq, width = shape
+    return (width, max(seq, 1), max(heads, 1), max(batch, 1)), (steps[2], steps[1], steps[0])
+
+
 # ---- Arguments ----------------------------------------------------------------------------------
 
 
@@ -160,14 +208,19 @@ def pack_arguments(
     arguments: tuple[tuple[str, str], ...],
     pointers: Mapping[str, int],
     scalars: Mapping[str, Scalar],
-) -> tuple[list[str], list[int | float]]:
+    maps: Mapping[str, bytes] | None = None,
+) -> tuple[list[str], list[int | float | bytes]]:
     """struct formats and values of a kernel's arguments, in the order of ``arguments``.
 
     Natural alignment is the ABI's for these types. Raises UsageError for a null pointer, a missing
     value and a value outside its type.
     """
-    formats, values = [FORMATS[kind] for _, kind in arguments], []
+    formats = [FORMATS[kind] for _, kind in arguments]
+    values: list[int | float | bytes] = []
     for (name, _), form in zip(arguments, formats, strict=True):
+        if form == MAP_FORMAT:
+            values.append((maps or {})[name.removesuffix("_map")])
+            continue
         value = pointers.get(name) if form == "P" else scalars.get(name)
         parts = value if isinstance(value, tuple) else (value,)
         values += [_checked(name, form, part) for part in parts]

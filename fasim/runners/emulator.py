@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fasim.emulator.build import build_kernel
-from fasim.emulator.program import Argument, Execution, Program, Span
+from fasim.emulator.program import Argument, Execution, Mapped, Program, Span
 from fasim.errors import CheckFailed, MissingToolError
 from fasim.plan import Launch, alignment
 from fasim.render import Kernel, memory_map
@@ -34,6 +34,7 @@ from fasim.runners.arrays import (
     followable,
     host_array,
     pack_arguments,
+    tensor_maps,
     why_copy,
 )
 from fasim.toolchain import find_cxx
@@ -161,14 +162,26 @@ def _arguments(kernel: Kernel, arrays: Mapping[str, Array], launch: Launch) -> d
     """Arrays, and the bytes of all that is passed by value, in the order of the parameters."""
     steps = {name: View.of(x.__array_interface__).steps() for name, x in arrays.items()}
     scalars = actual_scalars(launch, {name: steps[name] for name in launch.inputs})
+    maps = _maps(launch, arrays, steps)
     packed: dict[str, Argument] = {}
     for name, kind in kernel.plan.kernel.arguments:
-        if kind == "ptr":
+        if kind == "map":
+            tensor = name.removesuffix("_map")
+            packed[tensor] = maps[tensor]
+        elif kind == "ptr":
             packed[name] = arrays[name]
         else:
             (form,), values = pack_arguments(((name, kind),), {}, scalars)
             packed[name] = struct.pack(f"={form}", *values)
     return packed
+
+
+def _maps(
+    launch: Launch, arrays: Mapping[str, Array], steps: Mapping[str, tuple[int, ...]]
+) -> dict[str, Mapped]:
+    addresses = {name: arrays[name].ctypes.data for name in launch.boxes}
+    maps = tensor_maps(launch, addresses, steps)
+    return {name: Mapped(arrays[name], one) for name, one in maps.items()}
 
 
 def _inputs(kernel: Kernel, arrays: Mapping[str, Any], launch: Launch) -> dict[str, Array]:

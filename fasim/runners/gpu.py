@@ -26,11 +26,12 @@ from numpy.typing import NDArray
 
 from fasim.compile import compile_kernel
 from fasim.errors import CheckFailed, MissingToolError, NoPlanError, UsageError
-from fasim.plan import Launch, Stage, alignment
+from fasim.plan import Launch, Stage, alignment, contiguous_strides
 from fasim.render import Kernel
 from fasim.runners import DeviceFault
 from fasim.runners.arrays import (
     DTYPES,
+    MAP_FORMAT,
     POISON,
     View,
     actual_scalars,
@@ -40,13 +41,15 @@ from fasim.runners.arrays import (
     followable,
     host_array,
     pack_arguments,
+    tensor_maps,
     why_copy,
 )
+from fasim.tensor_map import parameter_offsets, placed
 
 Array = NDArray[Any]
 
 GUARD_BYTES = 128 * 1024  # beyond the widest tile that could be read past an end
-DUMMY_BYTES = 16  # what stands behind the pointer of an array without elements
+DUMMY_BYTES = 1024  # what stands behind the pointer of an array without elements
 MAX_GRID = 2**31 - 1
 OPT_IN_SMEM_BYTES = 48 * 1024  # above this a kernel must ask for its shared memory
 
@@ -271,8 +274,11 @@ def _bind(
     pointers = {name: array.address for name, array in inputs.items()}
     pointers |= {name: array.address for name, array in buffers.items()}
     arguments = kernel.plan.kernel.arguments
-    scalars = actual_scalars(launch, {name: array.strides for name, array in inputs.items()})
-    formats, values = pack_arguments(arguments, pointers, scalars)
+    steps = {name: array.strides for name, array in inputs.items()}
+    scalars = actual_scalars(launch, steps)
+    steps |= {name: contiguous_strides(shape) for name, (shape, _) in launch.outputs.items()}
+    maps = {n: m.encoded() for n, m in tensor_maps(launch, pointers, steps).items()}
+    formats, values = pack_arguments(arguments, pointers, scalars, maps)
     calls = [_prepared(kernel, stage, formats, values) for stage in stages]
 
     def launch_all() -> None:
@@ -283,10 +289,15 @@ def _bind(
 
 
 def _prepared(
-    kernel: Kernel, stage: Stage, formats: list[str], values: list[int | float]
+    kernel: Kernel, stage: Stage, formats: list[str], values: list[int | float | bytes]
 ) -> Callable[[], None]:
     """One kernel of the file as a call without arguments."""
     function = _module(kernel).get_function(stage.entry)
+    if MAP_FORMAT in formats:
+        formats, gaps = placed(formats, parameter_offsets(_cubin(kernel), stage.entry))
+        values = list(values)
+        for gap in gaps:
+            values.insert(gap, b"")
     if stage.smem_bytes > OPT_IN_SMEM_BYTES:
         attribute = _driver().function_attribute.MAX_DYNAMIC_SHARED_SIZE_BYTES
         function.set_attribute(attribute, stage.smem_bytes)
@@ -298,9 +309,13 @@ def _prepared(
 @cache
 def _module(kernel: Kernel) -> Any:
     """The loaded file, compiled for this device: one module a process for each source."""
+    return _driver().module_from_buffer(_cubin(kernel))
+
+
+def _cubin(kernel: Kernel) -> bytes:
     capability = _driver().Context.get_device().compute_capability()
     binary = compile_kernel(kernel, arch=target_arch(kernel.plan.kernel.arch, capability))
-    return _driver().module_from_buffer(binary.cubin.read_bytes())
+    return binary.cubin.read_bytes()
 
 
 def target_arch(built_for: str, capability: tuple[int, int]) -> str | None:

@@ -1,23 +1,27 @@
 // The same for a thread's part of the scores of whole rows.
 //% if kernel.bias == "none"
-__device__ __forceinline__ void finish_scores(Scores& s, const ScoreTerms& terms) {
+template <int kTiles>
+__device__ __forceinline__ void finish_scores(float (&s)[kRowTiles][kTiles][4],
+                                              const ScoreTerms& terms) {
 #pragma unroll
-  for (int i = 0; i < kRowTiles * kStepKV / 2; ++i) {
-    float& score = s[i / (kStepKV / 2)][i / 4 % (kStepKV / 8)][i % 4];
+  for (int i = 0; i < kRowTiles * kTiles * 4; ++i) {
+    float& score = s[i / (4 * kTiles)][i / 4 % kTiles][i % 4];
     score = scaled(score, terms);
   }
 }
 //% elif kernel.bias == "alibi"
 // -slope |distance| for every score: the last key is aligned with the last query, as in the mask.
 // The warp's rows begin at `query`, the keys at `key`.
-__device__ __forceinline__ void finish_scores(Scores& s, const ScoreTerms& terms, int query,
-                                              int key, int seq_q, int seq_kv) {
+template <int kTiles>
+__device__ __forceinline__ void finish_scores(float (&s)[kRowTiles][kTiles][4],
+                                              const ScoreTerms& terms, int query, int key,
+                                              int seq_q, int seq_kv) {
   const int lane = threadIdx.x % 32;
 #pragma unroll
   for (int i = 0; i < 2 * kRowTiles; ++i) {
     const float aligned = query + 8 * i + lane / 4 + seq_kv - seq_q - key - lane % 4 * 2;
 #pragma unroll
-    for (int n = 0; n < kStepKV / 4; ++n) {
+    for (int n = 0; n < 2 * kTiles; ++n) {
       float& score = s[i / 2][n / 2][i % 2 * 2 + n % 2];
       const float distance = fabsf(aligned - (n / 2 * 8 + n % 2));
       score = fmaf(-terms.slope_log2, distance, scaled(score, terms));

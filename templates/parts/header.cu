@@ -2,7 +2,7 @@
 //
 // regenerate  fasim gen $(kernel.stem).cu
 // compile     nvcc -std=c++17 -arch=$(kernel.arch) -cubin $(kernel.stem).cu
-// run alone   nvcc -std=c++17 -arch=$(kernel.arch) -DFASIM_MAIN $(kernel.stem).cu && ./a.out
+// run alone   nvcc -std=c++17 $(arch_flags(kernel)) -DFASIM_MAIN $(kernel.stem).cu && ./a.out
 //% for stage in launch.stages
 // launch      $(stage.entry)<<<$(stage.grid), $(stage.block), $(stage.smem_bytes)>>>, as planned
 //% endfor

@@ -22,7 +22,7 @@
   const float* v_scale = made<float>(i64(batch) * kv_heads, one);
 //% endif
 //% if kernel.varlen
-  const int longest_q = seq_q,$(" longest_k = seq_kv," if kernel.pass_ == "bwd") total_q = batch * seq_q;
+  const int longest_q = seq_q,$(" longest_k = seq_kv," if kernel.pass_ == "bwd" or kernel.algo == "v3") total_q = batch * seq_q;
   const int* cu_seqlens_q = made<int>(batch + 1, [&](i64 i) { return int(i * seq_q); });
   const int* cu_seqlens_k = made<int>(batch + 1, [&](i64 i) { return int(i * seq_kv); });
 //% endif

@@ -13,10 +13,11 @@ from numpy.typing import NDArray
 
 from fasim import inputs, planner, properties
 from fasim.gpu import load
-from fasim.plan import Tile
+from fasim.plan import Tile, alignment
 from fasim.problem import Problem
 from fasim.reference import DTYPES
 from fasim.render import Kernel, render
+from fasim.runners.arrays import View, why_copy
 from fasim.runners.emulator import EmulatorRunner
 
 Array = NDArray[Any]
@@ -26,13 +27,22 @@ pytestmark = pytest.mark.emulator
 TILES = {
     "v1": Tile(block_q=32, block_kv=32, warps=2, step_kv=16),
     "v2": Tile(block_q=32, block_kv=16, warps=2),
+    "v3": Tile(block_q=128, block_kv=16, warps=8, stages=2),
 }
-each_algo = pytest.mark.parametrize("algo", TILES)
+GPUS = {"v1": "a100-80gb", "v2": "a100-80gb", "v3": "h200"}
+each_algo = pytest.mark.parametrize("algo", ["v1", "v2"])
+each_16_bit_algo = pytest.mark.parametrize("algo", TILES)
+
+
+def each_algo_in(*dtypes: str) -> pytest.MarkDecorator:
+    """V3 has no fp32."""
+    pairs = [(a, d) for a in TILES for d in dtypes if (a, d) != ("v3", "fp32")]
+    return pytest.mark.parametrize(("algo", "dtype"), pairs)
 
 
 @cache
 def kernel_for(algo: str, problem: Problem) -> Kernel:
-    plan = planner.plan(problem, load("a100-80gb"), algo, tile=TILES[algo]).plan
+    plan = planner.plan(problem, load(GPUS[algo]), algo, tile=TILES[algo]).plan
     assert plan
     return render(plan)
 
@@ -42,6 +52,10 @@ def attend(
 ) -> tuple[Array, Array]:
     """(o, lse) in float64; q, k, v are (seq, dim) or (batch, heads, seq, dim)."""
     q, k, v = (np.reshape(x, (1,) * (4 - np.ndim(x)) + np.shape(x)) for x in (q, k, v))
+    columns = v.shape[3]
+    if algo == "v3":  # TMA takes rows of whole 16 bytes
+        options.setdefault("scale", 1 / np.sqrt(q.shape[3]))
+        q, k, v = (np.pad(x, ((0, 0),) * 3 + ((0, -x.shape[3] % 8),)) for x in (q, k, v))
     problem = Problem(
         batch=q.shape[0],
         heads=q.shape[1],
@@ -56,8 +70,8 @@ def attend(
     arrays = {name: x.astype(dtype) for name, x in zip("qkv", (q, k, v), strict=True)}
     launch = kernel.plan.launch_for(problem)
     got = EmulatorRunner(workers=1).run(kernel, {**arrays, **(more or {})}, launch)
-    o, lse = (np.squeeze(got[name].astype(np.float64)) for name in ("o", "lse"))
-    return o, lse
+    o, lse = (got[name].astype(np.float64) for name in ("o", "lse"))
+    return np.squeeze(o[..., :columns]), np.squeeze(lse)
 
 
 BACKWARD = Tile(block_q=32, block_kv=32, warps=2, stages=2)
@@ -106,8 +120,7 @@ def zeros(n: int, dim: int = 1) -> Array:
     return np.zeros((n, dim))
 
 
-@each_algo
-@pytest.mark.parametrize("dtype", ["fp32", "fp16", "bf16"])
+@each_algo_in("fp32", "fp16", "bf16")
 @pytest.mark.parametrize("options", [{"causal": True}, {"window": (3, 0)}], ids=str)
 def test_causal_is_aligned_bottom_right(algo: str, dtype: str, options: dict[str, Any]) -> None:
     """Dao-AILab/flash-attention#1778: with more queries than keys the first rows see nothing."""
@@ -117,8 +130,7 @@ def test_causal_is_aligned_bottom_right(algo: str, dtype: str, options: dict[str
     assert lse[2:] == pytest.approx([0, np.log(2)], abs=1e-6)
 
 
-@each_algo
-@pytest.mark.parametrize("dtype", ["bf16", "fp32"])
+@each_algo_in("bf16", "fp32")
 @pytest.mark.parametrize("keys", [1, 2])
 @pytest.mark.parametrize("options", [{}, {"window": (5, 5)}, {"bias": "alibi"}], ids=str)
 def test_huge_finite_scores_stay_exact(
@@ -167,7 +179,7 @@ def test_softcap_is_the_tanh_of_the_scaled_score(algo: str) -> None:
         np.testing.assert_allclose(lse, cap * np.tanh(scores), rtol=5e-7, atol=0)
 
 
-@each_algo
+@each_16_bit_algo
 @pytest.mark.parametrize(
     "options", [{}, {"window": (2, 2)}, {"bias": "alibi"}, {"softcap": 1.0}], ids=str
 )
@@ -179,7 +191,7 @@ def test_no_keys_give_zero_and_minus_infinity(algo: str, options: dict[str, Any]
     assert np.isneginf(lse).all()
 
 
-@each_algo
+@each_16_bit_algo
 @pytest.mark.parametrize("kind", ["dense", "dense_fp32"])
 def test_a_mask_with_empty_rows_gives_zeros_there(algo: str, kind: str) -> None:
     """pytorch/pytorch#103749: a boolean mask is a bias of -inf."""
@@ -196,7 +208,7 @@ def test_a_mask_with_empty_rows_gives_zeros_there(algo: str, kind: str) -> None:
     assert np.isfinite(lse[:4]).all()
 
 
-@each_algo
+@each_16_bit_algo
 @pytest.mark.parametrize("options", [{}, {"softcap": 2.0}, {"window": (9, 9)}], ids=str)
 def test_nan_stays_in_its_row(algo: str, options: dict[str, Any]) -> None:
     """Dao-AILab/flash-attention#2470."""
@@ -208,7 +220,7 @@ def test_nan_stays_in_its_row(algo: str, options: dict[str, Any]) -> None:
     assert (o[[0, 1, 3]] == 1).all()
 
 
-@each_algo
+@each_16_bit_algo
 def test_packed_sequences_of_any_length(algo: str) -> None:
     """Each averages its own values; one without keys gives 0, one without queries nothing."""
     lengths_q, lengths_k = [2, 3, 0, 40], [4, 0, 5, 33]
@@ -227,6 +239,24 @@ def test_packed_sequences_of_any_length(algo: str) -> None:
     assert (got["o"][:, 0, 0].astype(float) == own).all()
     with np.errstate(divide="ignore"):
         np.testing.assert_allclose(got["lse"][0], np.log(seen), rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["q", "k", "v"])
+def test_rows_that_tma_cannot_take_are_copied(name: str) -> None:
+    """Their strides are no multiples of 16 bytes; the result is that of contiguous arrays."""
+    kernel = kernel_for("v3", Problem(seq=20, seq_kv=30, heads=2, head_dim=16, causal=True))
+    problem, rng = kernel.plan.problem, np.random.default_rng(0)
+    shapes = kernel.plan.launch_for(problem).inputs
+    arrays = {n: rng.standard_normal(shape).astype(np.float16) for n, (shape, _) in shapes.items()}
+    wide = np.zeros((*arrays[name].shape[:3], 17), np.float16)
+    wide[..., :16] = arrays[name]
+    given = {**arrays, name: wide[..., :16]}
+    launch = kernel.plan.launch_for(problem)
+    view = View.of(given[name].__array_interface__)
+    assert why_copy(view, alignment(name, launch)) == "its rows are not aligned to 16 bytes"
+    runner = EmulatorRunner(workers=1)
+    got, want = (runner.run(kernel, some, launch) for some in (given, arrays))
+    assert got["o"].tobytes() == want["o"].tobytes()
 
 
 # ---- gradients ----------------------------------------------------------------------------------
@@ -297,7 +327,7 @@ def test_seventy_one_heads_share_one() -> None:
 SPARSE = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x4000  # MAP_NORESERVE: only what is used is there
 
 
-@each_algo
+@each_16_bit_algo
 def test_a_bias_reaches_beyond_2_to_the_31(algo: str) -> None:
     """A dense mask of 8 x 28 x 4096^2 has more elements than 32 bits count."""
     rows, stride = 40, 2**26

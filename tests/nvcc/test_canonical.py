@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from fasim.compile import check_promises, compile_kernel
-from fasim.render import Kernel, parse
+from fasim.render import Kernel, arch_flags, parse
 
 ROOT = Path(__file__).parents[2]
 FILES = sorted((ROOT / "generated").glob("*.cu"))
@@ -33,14 +33,15 @@ def test_compiles_without_spills_within_the_plan(path: Path) -> None:
     assert 0 < binary.resources.registers <= parsed.plan.registers
 
 
-OPTIONS = ("full_8858c1e0", "sm75", "e4m3", "window", "softcap", "alibi", "dense", "varlen")
+OPTIONS = ("full_8858c1e0", "v3", "sm75", "e4m3", "window", "softcap", "alibi", "dense", "varlen")
 BACKWARD = ("v1_bwd", "_ordered_", "_secondpass_")
 
 
 @pytest.mark.parametrize("option", [*OPTIONS, *BACKWARD])
 def test_the_host_harness_builds(tmp_path: Path, option: str) -> None:
     path = next(path for path in FILES if option in path.stem)
-    command = ["nvcc", "-std=c++17", f"-arch={kernel(path).plan.kernel.arch}", "-DFASIM_MAIN"]
+    flags = arch_flags(kernel(path).plan.kernel).split()
+    command = ["nvcc", "-std=c++17", *flags, "-DFASIM_MAIN"]
     command.append("-DFASIM_DEBUG")  # what waits then gives up
     if not shutil.which("nvcc"):
         pytest.skip("no nvcc on PATH: the harness needs the toolkit's runtime library")

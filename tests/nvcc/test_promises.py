@@ -19,6 +19,7 @@ from fasim.render import render
 
 SAMPLE, WITH_OPTIONS, SPLIT_SAMPLE, BACKWARD_SAMPLE, SEED = 120, 40, 30, 40, 2026
 BACKWARD_WITH_OPTIONS = 30
+V3_SAMPLE = 12  # with options, and without
 LADDER_SAMPLE = 12
 BACKWARD = ("v1", "v2", *(f"v2_{form}" for form in FORMS))
 MOST_MEAN_EXCESS = 16  # registers promised above those used
@@ -133,6 +134,22 @@ def test_accepted_plans_of_the_ladder_compile_as_promised(rung: str) -> None:
     rng = random.Random(SEED)
     drawn = iter(lambda: draw(rng, algos, gpus=gpus, dtypes=dtypes), object())
     plans = list(islice((plan for plan in drawn if plan), LADDER_SAMPLE))
+    with ThreadPoolExecutor(2) as pool:
+        built = list(pool.map(build, plans))
+    assert not list(filter(None, map(broken_promise, built)))
+
+
+@pytest.mark.nvcc
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [False, True], ids=["plain", "options"])
+def test_accepted_plans_of_v3_compile_as_promised(options: bool) -> None:
+    """No spills beside the accumulators, and no product that waits for another (C75xx)."""
+    rng = random.Random(SEED)
+    drawn = iter(
+        lambda: draw(rng, ("v3",), "fwd", options, ("h100", "h200"), ("fp16", "bf16")), object()
+    )
+    plans = list(islice((plan for plan in drawn if plan), V3_SAMPLE))
+    assert {plan.kernel.tile.warps for plan in plans} == {8, 12}
     with ThreadPoolExecutor(2) as pool:
         built = list(pool.map(build, plans))
     assert not list(filter(None, map(broken_promise, built)))

@@ -567,7 +567,9 @@ def test_gen_into_a_folder_or_a_file(shell: Any, tmp_path: Path) -> None:
 
 def test_gen_leaves_the_algorithm_open_to_what_can_be_generated(shell: Any) -> None:
     out = shell("gen", "--gpu", "h200", "--stdout")[1]
-    assert out.startswith("// v2_fwd_sm90_")
+    assert out.startswith("// v3_fwd_sm90a_")
+    out = shell("gen", "--gpu", "h200", "--pass", "bwd", "--stdout")[1]
+    assert out.startswith("// v2_bwd_sm90_")
 
 
 def test_writing_never_replaces_a_device_or_leaves_half_a_file(
@@ -881,7 +883,7 @@ def test_five_lines_of_python() -> None:
 
 
 def test_generate_says_why_not() -> None:
-    planned = fasim.plan(fasim.Problem(), gpu="h200", algo="v3")
+    planned = fasim.plan(fasim.Problem(head_dim=36), gpu="h200", algo="v3")
     with pytest.raises(FasimError, match="no v3 kernel"):
         fasim.generate(planned)
 

@@ -14,39 +14,56 @@ from fasim.legality import Case, legal
 from fasim.model import footprint
 from fasim.model.occupancy import residency
 from fasim.model.tiles import Tiles, padded
-from fasim.plan import Tile
+from fasim.plan import V3_TAIL_BYTES, Tile, v3_layout
 from fasim.problem import Problem
 
 KIB, MIB, GIB = 2**10, 2**20, 2**30
 FORMS = ("", "_ordered", "_second_pass")  # of V2's backward pass
-
-# FlashAttention-3's forward tiles: dtype, d, dv, M, N, P in shared memory, bytes (without barriers
-# and, for e4m3, without the copy of V that FA3 transposes itself).
-FA3_TILES = [
-    ("bf16", 64, 64, 192, 192, True, 196_608),
-    ("bf16", 64, 64, 192, 128, False, 90_112),
-    ("bf16", 96, 96, 192, 144, True, 202_752),
-    ("bf16", 128, 128, 128, 176, False, 212_992),
-    ("bf16", 128, 128, 128, 128, False, 163_840),
-    ("bf16", 192, 192, 128, 112, False, 221_184),
-    ("bf16", 256, 256, 128, 80, False, 229_376),
-    ("e4m3", 128, 128, 128, 224, False, 188_416 - 2 * 224 * 128),
-    ("e4m3", 192, 192, 128, 160, False, 208_896 - 2 * 160 * 192),
-    ("e4m3", 256, 256, 128, 128, False, 229_376 - 2 * 128 * 256),
-]
 
 
 def one(**fields):
     return Tiles.of([Tile(**fields)])
 
 
-@pytest.mark.parametrize(("dtype", "d", "dv", "m", "n", "shared", "expected"), FA3_TILES)
-def test_v3_shared_memory_is_that_of_fa3(dtype, d, dv, m, n, shared, expected):
-    problem = Problem(head_dim=d, head_dim_v=dv, dtype=dtype)
-    p_in = "shared" if shared else "registers"
-    tiles = one(block_q=m, block_kv=n, stages=2, warps=m // 16, p_in=p_in)
-    used = footprint.smem_bytes(problem, "v3", "fwd", tiles)[0]
-    assert used == expected + footprint.BARRIER_BYTES
+# d, dv, block_q, block_kv, stages: tiles of Q, parts of O, bytes of the tiles.
+V3_LAYOUTS = [
+    (64, 64, 192, 128, 2, (2, 1), 2 * 24_576 + 24_576 + 2 * 32_768),
+    (40, 40, 192, 128, 2, (2, 1), 2 * 24_576 + 24_576 + 2 * 32_768),  # whole slabs of 64 columns
+    (128, 128, 128, 128, 2, (2, 1), 2 * 32_768 + 32_768 + 2 * 65_536),
+    (128, 128, 128, 144, 2, (1, 1), 32_768 + 32_768 + 2 * 73_728),
+    (128, 128, 128, 176, 2, (1, 2), 32_768 + 16_384 + 2 * 90_112),
+    (192, 192, 128, 96, 2, (1, 3), 49_152 + 16_384 + 2 * 73_728),
+    (256, 256, 128, 64, 2, (1, 2), 65_536 + 32_768 + 2 * 65_536),
+    (64, 256, 128, 96, 2, (2, 1), 2 * 16_384 + 65_536 + 2 * 61_440),
+    (64, 256, 128, 112, 2, (1, 1), 16_384 + 65_536 + 2 * 71_680),
+]
+
+
+@pytest.mark.parametrize(("d", "dv", "m", "n", "stages", "layout", "expected"), V3_LAYOUTS)
+def test_v3_lays_out_what_fits(d, dv, m, n, stages, layout, expected):
+    """Two tiles of Q where there is room, O in parts where there is little."""
+    problem = Problem(head_dim=d, head_dim_v=dv, dtype="bf16")
+    tile = Tile(block_q=m, block_kv=n, stages=stages, warps=m // 16)
+    assert v3_layout(problem, tile) == layout
+    used = footprint.smem_bytes(problem, "v3", "fwd", Tiles.of([tile]))[0]
+    assert used == expected + V3_TAIL_BYTES
+
+
+@pytest.mark.parametrize(
+    ("options", "kept"),
+    [
+        ({}, 0),
+        ({"window": (9, 0)}, 12),
+        ({"softcap": 30.0}, 0),
+        ({"bias": "alibi", "varlen": True}, 16),
+        ({"bias": "dense_fp32"}, 12 + 24),
+        ({"bias": "dense", "softcap": 30.0}, 12 + 40),
+    ],
+)
+def test_options_of_v3_keep_registers(options, kept):
+    tiles = one(block_q=128, block_kv=128, stages=2, warps=8)
+    plain = footprint.registers(Problem(), "v3", "fwd", tiles)[0]
+    assert footprint.registers(Problem(**options), "v3", "fwd", tiles)[0] == plain + kept
 
 
 def test_v1_backward_holds_one_tile_of_everything():

@@ -248,7 +248,7 @@ def edited(kernel: dict[str, Any], tile: dict[str, Any], **plan: Any) -> dict[st
 @pytest.mark.parametrize(
     ("kernel", "tile", "plan", "why"),
     [
-        ({"algo": "v3"}, {}, {}, "algo 'v3'"),
+        ({"algo": "v3"}, {}, {}, "V3 is made for sm_90a, not sm_80"),
         ({"algo": "../v2"}, {}, {}, "algo '../v2'"),
         ({"pass": "train"}, {}, {}, "pass 'train'"),
         ({"dtype": "e5m2"}, {}, {}, "dtype 'e5m2'"),

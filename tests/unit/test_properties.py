@@ -464,3 +464,14 @@ def test_a_small_catalogue_fills_every_bin(sketch: Sketch) -> None:
     assert set(total) <= set(properties.BINS)
     del total["empty rows"]
     assert properties.empty_bins(total) == ("empty rows",)
+
+
+def test_a_softcap_hides_the_rounding_of_large_scores_only() -> None:
+    """Two products of a row: one far beyond the cap, one that cancels to nothing."""
+    problem = Problem(seq=1, seq_kv=1, heads=1, head_dim=2, scale=1.0, softcap=1.0, dtype="bf16")
+    q = np.full((1, 1, 1, 2), 64.0)
+    far, cancelled = np.full((1, 1, 1, 2), 64.0), np.array([64.0, -64.0]).reshape(1, 1, 1, 2)
+    small, large = (properties.score_rounding(q, k, problem).item() for k in (far, cancelled))
+    assert large > 1000 * small
+    without = properties.score_rounding(q, far, problem.with_(softcap=0.0)).item()
+    assert large == pytest.approx(without, rel=1e-3)

@@ -6,7 +6,11 @@ from typing import Any
 
 import pytest
 
+from fasim import gpu, planner
 from fasim.errors import UsageError
+from fasim.plan import Launch, Tile, contiguous_strides
+from fasim.problem import Problem
+from fasim.runners.arrays import tensor_maps
 from fasim.tensor_map import BYTES, TensorMap, _Aligned, placed
 
 GOOD: dict[str, Any] = {
@@ -87,3 +91,55 @@ def test_parameters_are_put_where_the_driver_wants_them(
 def test_a_parameter_cannot_overlap_another() -> None:
     with pytest.raises(UsageError):
         placed(["P", "P"], [0, 4])
+
+
+# ---- The maps of a launch of V3 ------------------------------------------------------------------
+
+
+def launch(tokens: tuple[int, int] | None = None, **options: Any) -> Launch:
+    problem = Problem(batch=2, heads=4, kv_heads=2, seq=300, seq_kv=200, head_dim=72, **options)
+    tile = Tile(block_q=128, block_kv=64, warps=8, stages=2)
+    plan = planner.plan(problem, gpu.load("h200"), "v3", tile).plan
+    assert plan
+    return plan.launch_for(tokens=tokens)
+
+
+def maps(launched: Launch) -> dict[str, TensorMap]:
+    shapes = {**launched.inputs, **launched.outputs}
+    steps = {name: contiguous_strides(shapes[name][0]) for name in launched.boxes}
+    return tensor_maps(launched, dict.fromkeys(launched.boxes, 1 << 32), steps)
+
+
+def test_tma_sees_slabs_of_a_head() -> None:
+    """The box's rows are those of a consumer, or of a tile of keys."""
+    made = maps(launch())
+    assert {name: one.sizes for name, one in made.items()} == {
+        "q": (72, 300, 4, 2),
+        "k": (72, 200, 2, 2),
+        "v": (72, 200, 2, 2),
+        "o": (72, 300, 4, 2),
+    }
+    assert made["k"].strides == (144, 200 * 144, 2 * 200 * 144)
+    assert [made[name].box for name in "qkvo"] == [(64, rows, 1, 1) for rows in (64, 64, 64, 64)]
+    assert all(one.swizzle == 128 and one.address == 1 << 32 for one in made.values())
+
+
+def test_every_packed_token_ends_a_sequence() -> None:
+    """Row ``longest - n + i`` of the sequence that ends at token e is token e - n + i."""
+    made = maps(launch(tokens=(500, 390), varlen=True))
+    for name, longest, tokens, heads in (
+        ("q", 300, 500, 4),
+        ("v", 200, 390, 2),
+        ("o", 300, 500, 4),
+    ):
+        one, token = made[name], heads * 144
+        assert one.sizes == (72, longest, heads, tokens + 1)
+        assert one.strides == (token, 144, token)
+        for end, count, row in ((tokens, 7, 0), (150, 100, 99), (longest, longest, 0)):
+            place = one.address + (longest - count + row) * one.strides[0] + end * one.strides[2]
+            assert place == (1 << 32) + (end - count + row) * token
+
+
+def test_arrays_without_elements_have_maps() -> None:
+    empty = maps(launch(tokens=(0, 0), varlen=True))
+    assert empty["q"].sizes == (72, 300, 4, 1)

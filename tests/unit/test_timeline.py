@@ -213,3 +213,14 @@ def test_mma_reaches_two_thirds_of_wgmma():
 def test_fp32_runs_on_the_fma_units():
     gpu = gpus.load("a100-80gb")
     assert rates(gpu, "v2", Problem(dtype="fp32")).matmul_flops == gpu.fp32_flops
+
+
+@pytest.mark.parametrize(
+    "options", [{"softcap": 30.0}, {"bias": "alibi"}, {"bias": "dense"}], ids=str
+)
+def test_options_cost_v3_time(options):
+    device, tile = gpus.load("h200"), t(128, 64, 8, 2)
+    plain = planner.plan(Problem(seq=4096), device, "v3", tile=tile).time
+    asked = planner.plan(Problem(seq=4096, **options), device, "v3", tile=tile).time
+    assert asked.seconds > plain.seconds
+    assert asked.terms["mufu"] > plain.terms["mufu"]

@@ -1,0 +1,114 @@
+"""Time V3 beside FlashAttention-3, cuDNN, FlashAttention-2 and V2 on the grid of the papers.
+
+    python3 benchmarks/v3_grid.py --out results/ [--dtype bf16]
+
+16,384 tokens of hidden size 2048: head_dim 64, 128 and 256, sequences of 512 to 16,384, causal or
+not, the planner's tile for each, all candidates of a row in turns. FlashAttention-3 is the fa3-fwd
+wheel where it is installed; as its launches wait for the host on short sequences, ``bar`` takes the
+larger of its rate and of cuDNN's times the ratio of the two that was measured without the wheel.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+from v2_grid import Planned, Shared, geometric_mean, grid, planned, useful_flops
+
+from fasim import bench, peers
+from fasim.runners import gpu
+
+PEERS = Path(__file__).parent / "results" / "h200-peers.json"
+
+
+def candidates(v3: Planned, v2: Planned | None) -> list[bench.Candidate]:
+    problem = v3[0]
+    tensors = peers.tensors(problem)
+    arrays = {name: Shared(tensor) for name, tensor in tensors.items()}
+    found = [candidate("v3", v3, arrays), *([candidate("v2", v2, arrays)] if v2 else [])]
+    rivals = [peer for peer in peers.peers(problem, **tensors) if peer.name != "unfused"]
+    return found + [bench.Candidate(p.name, p.launch, None) for p in rivals if p.launch]
+
+
+def candidate(name: str, one: Planned, arrays: dict[str, Shared]) -> bench.Candidate:
+    problem, entry, kernel = one
+    call = gpu.launch_on_device(kernel, arrays, kernel.plan.launch_for(problem))
+    return bench.Candidate(name, call, entry.time.seconds)
+
+
+def row(v3: Planned, v2: Planned | None, known: dict[tuple[int, int, bool], float]) -> Any:
+    problem, entry, kernel = v3
+    timings = {timing.name: timing for timing in bench.interleave(candidates(v3, v2))}
+    ours = timings["v3"]
+    ratios = {name: vars(bench.ratio(ours, t)) for name, t in timings.items() if t is not ours}
+    least = known.get((problem.head_dim, problem.seq, problem.causal), 0.0)
+    bar = min(
+        ratios[name]["median"] / factor
+        for name, factor in (("fa3", 1.0), ("cudnn", least))
+        if name in ratios and factor
+    )
+    rates = {name: useful_flops(problem) / t.seconds / 1e12 for name, t in timings.items()}
+    said = " ".join(f"{name} {r['median']:.3f}" for name, r in ratios.items())
+    print(problem.head_dim, problem.seq, "causal" if problem.causal else "full", entry.tile,
+          f"{rates['v3']:.0f} TFLOP/s, {entry.time.seconds / ours.seconds - 1:+.0%};",
+          f"over {said}; over the bar {bar:.3f}", flush=True)  # fmt: skip
+    return {
+        "problem": problem.to_json(),
+        "kernel": kernel.stem,
+        "sources": bench.sources_sha(kernel),
+        "tflops": rates,
+        "ratios": ratios,
+        "over_bar": bar,
+        "timings": [timing.to_json() for timing in timings.values()],
+    }
+
+
+def known_ratios() -> dict[tuple[int, int, bool], float]:
+    """FA3 over cuDNN by head_dim, seq and causal."""
+    rows = [r for r in json.loads(PEERS.read_text()) if r["case"] == "fwd" and r["dtype"] == "bf16"]
+    rates = {(r["impl"], r["d"], r["s"], r["causal"]): r["tflops"] for r in rows}
+    return {
+        (d, s, causal): rate / rates["cudnn", d, s, causal]
+        for (name, d, s, causal), rate in rates.items()
+        if name == "fa3"
+    }
+
+
+def summary(rows: list[Any]) -> dict[str, float]:
+    names = sorted({name for one in rows for name in one["ratios"]})
+    over = {
+        name: geometric_mean([r["ratios"][name]["median"] for r in rows if name in r["ratios"]])
+        for name in names
+    }
+    bars = [one["over_bar"] for one in rows]
+    return {**over, "bar": geometric_mean(bars), "least over bar": min(bars, default=math.nan)}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--dtype", default="bf16")
+    parser.add_argument("--out", type=Path, default=Path("."))
+    options = parser.parse_args()
+    problems = [replace(problem, dtype=options.dtype, out_dtype=None) for problem in grid("fwd")]
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        ours = list(pool.map(lambda p: planned(p, "v3"), problems))
+        others = list(pool.map(planned, problems))
+    known = known_ratios()
+    rows = [row(a, b, known) for a, b in zip(ours, others, strict=True) if a]
+    result = {"device": bench.device(), "summary": summary(rows), "rows": rows}
+    print(result["summary"])
+    name = f"h200-v3-fwd-{options.dtype}.json"
+    (options.out / name).write_text(json.dumps(result, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

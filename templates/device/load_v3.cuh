@@ -1,0 +1,46 @@
+// ---- Loads --------------------------------------------------------------------------------------
+// Where TMA finds the rows of a head: they count from `row` on, in the head of `batch`.
+struct Place {
+  int row, batch;
+};
+
+//% if kernel.varlen
+// To TMA every packed token ends a sequence as long as the longest. So rows past the end of one are
+// outside the tensor, and not those of the next: zeros where they are loaded, left out where stored.
+__device__ __forceinline__ Place place_of(int first_token, int tokens, int longest) {
+  return {longest - tokens, first_token + tokens};
+}
+
+//% endif
+// One thread brings a tile, slab by slab; the barrier completes when all its bytes have come.
+template <int kRows, int kTileSlabs>
+__device__ __forceinline__ void load_slabs(SlabTile<kRows, kTileSlabs>& tile, const TensorMap* map,
+                                           u64* full, int row, int head, int batch) {
+#pragma unroll
+  for (int i = 0; i < kTileSlabs; ++i) {
+    ptx::cp_async_bulk_tensor_4d(tile.slab[i], map, full, i * kSlabColumns, row, head, batch);
+  }
+}
+
+struct Loader {  // its thread's view of the rings of K and V
+  Shared& shared;
+  const TensorMap* k_map;
+  const TensorMap* v_map;
+  int count_k = 0, count_v = 0;
+
+  __device__ __forceinline__ void load_k(int tile, int head, const Place& keys) {
+    const Turn at = turn<kStages>(count_k++);
+    wait(&shared.empty_k[at.slot], at.parity ^ 1);  // passes at once the first time round
+    ptx::mbarrier_arrive_expect_tx(&shared.full_k[at.slot], sizeof(shared.k[0]));
+    load_slabs(shared.k[at.slot], k_map, &shared.full_k[at.slot], keys.row + tile * kBlockKV, head,
+               keys.batch);
+  }
+
+  __device__ __forceinline__ void load_v(int tile, int head, const Place& keys) {
+    const Turn at = turn<kStages>(count_v++);
+    wait(&shared.empty_v[at.slot], at.parity ^ 1);
+    ptx::mbarrier_arrive_expect_tx(&shared.full_v[at.slot], sizeof(shared.v[0]));
+    load_slabs(shared.v[at.slot], v_map, &shared.full_v[at.slot], keys.row + tile * kBlockKV, head,
+               keys.batch);
+  }
+};

@@ -1,0 +1,175 @@
+// ---- Online softmax, lazily and in place --------------------------------------------------------
+// FlashAttention-3, algorithm 1, with weights relative to an earlier maximum: any reference gives the
+// same result while no weight leaves the range of its type. So scores become weights at once, in their
+// own registers, by one multiply-add and one exponential each. Only where their sum shows that one grew
+// large are the scores computed again, the maximum looked for, and what was summed so far rescaled.
+struct RowState {  // of the two rows of a thread
+  float max[2];  // the largest score when it was last looked for
+  float sum[2];
+  bool settled;  // all rows of the warp are
+};
+
+// A fused multiply-add takes the exact product from a rounded reference: beyond this exponent the
+// rounding would show, and the difference is taken before it is scaled.
+constexpr float kHugeExponent = 262144.f;
+
+__device__ __forceinline__ void reset(RowState& row) {
+  row = {{-kInfinity, -kInfinity}, {0.f, 0.f}, false};
+}
+
+// Whether a row has a reference that a fused multiply-add may take away.
+__device__ __forceinline__ bool is_settled(float max, float scale_log2) {
+  return fabsf(max) * scale_log2 < kHugeExponent;
+}
+
+// All rows of the warp.
+__device__ __forceinline__ bool all_settled(const RowState& row, float scale_log2) {
+  const bool both = is_settled(row.max[0], scale_log2) && is_settled(row.max[1], scale_log2);
+  return __all_sync(~0u, both);
+}
+
+// Makes these the references of the rows, for what was summed so far too, once it is. A fresh O belongs
+// to other rows: it stays. A row that sees no key keeps no reference.
+__device__ __forceinline__ void move_to(RowState& row, Accumulator& o, const float (&max)[2],
+                                        float scale_log2, bool fresh) {
+  finish_products<0>(o);
+  float factor[2];
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const float down = (row.max[half] - reference_of(max[half])) * scale_log2;
+    factor[half] = row.max[half] == max[half] ? 1.f : ptx::ex2(down);
+    row.sum[half] *= factor[half];
+    row.max[half] = max[half];
+  }
+  row.settled = all_settled(row, scale_log2);
+  if (fresh) return;
+#pragma unroll
+  for (int i = 0; i < kDV / 2; ++i) o[0][i / 4][i % 4] *= factor[i / 2 % 2];
+}
+
+//% if not kernel.bias_dtype
+// Gives the rows that have none a reference, the maximum, and takes it from their scores: `shift`, what
+// the exponent is still to be lowered by, becomes 0 there.
+__device__ __forceinline__ void settle(Scores& s, Accumulator& o, RowState& row, float (&shift)[2],
+                                       float scale_log2, bool fresh) {
+  float max[2];
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    float highest = row.max[half];
+#pragma unroll
+    for (int n = 0; n < kBlockKV / 4; ++n) highest = fmaxf(highest, s[0][n / 2][2 * half + n % 2]);
+    highest = quad_max(highest);
+    max[half] = row.max[half];
+    if (is_settled(max[half], scale_log2)) continue;
+    max[half] = highest;
+    const float reference = reference_of(max[half]);
+    shift[half] = 0.f;
+#pragma unroll
+    for (int n = 0; n < kBlockKV / 4; ++n) s[0][n / 2][2 * half + n % 2] -= reference;
+  }
+  move_to(row, o, max, scale_log2, fresh);
+}
+
+//% endif
+// Scores become weights, exp2(s scale - shift).
+__device__ __forceinline__ void exponentials(Scores& s, const float (&shift)[2], float scale_log2) {
+#pragma unroll
+  for (int i = 0; i < kBlockKV / 2; ++i) {
+    float& x = s[0][i / 4][i % 4];
+    x = ptx::ex2(fmaf(x, scale_log2, -shift[i / 2 % 2]));
+  }
+}
+
+// A lane's sums of its weights.
+__device__ __forceinline__ void add_up(float (&sum)[2], const Scores& s) {
+  sum[0] = sum[1] = 0.f;
+#pragma unroll
+  for (int i = 0; i < kBlockKV / 4; ++i) {
+    sum[i % 2] += s[0][i / 2][i % 2 * 2] + s[0][i / 2][i % 2 * 2 + 1];
+  }
+}
+
+//% if kernel.bias_dtype
+// Turns scores into weights, exp(scale (s - max)). To compute scores again their biases would have to be
+// read again: the maximum is looked for in every tile instead.
+__device__ __forceinline__ void weigh(Scores& s, Accumulator& o, RowState& row, float scale_log2,
+                                      bool fresh) {
+  float max[2], sum[2], shift[2];
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    float highest = row.max[half];
+#pragma unroll
+    for (int n = 0; n < kBlockKV / 4; ++n) highest = fmaxf(highest, s[0][n / 2][2 * half + n % 2]);
+    max[half] = quad_max(highest);
+    shift[half] = reference_of(max[half]) * scale_log2;
+  }
+  const bool moves = max[0] != row.max[0] || max[1] != row.max[1];
+  if (__any_sync(~0u, moves)) move_to(row, o, max, scale_log2, fresh);
+  exponentials(s, shift, scale_log2);
+  add_up(sum, s);
+  row.sum[0] += sum[0];
+  row.sum[1] += sum[1];
+}
+//% else
+constexpr float kLargestSum = 16384.f;  // of a lane's weights in one tile; fp16 ends at 65504
+
+// The weights of those rows again, from a maximum that is theirs. `rescored(few, column)` computes the
+// scores of 8 keys; what becomes of a row depends on no other row.
+template <typename Rescored>
+__device__ __forceinline__ void lower(Scores& s, Accumulator& o, RowState& row, float (&sum)[2],
+                                      float scale_log2, bool fresh, const Rescored& rescored) {
+  const bool moves[2] = {quad_max(sum[0]) > kLargestSum, quad_max(sum[1]) > kLargestSum};
+  float max[2] = {row.max[0], row.max[1]};
+  FewScores few;
+#pragma unroll 1
+  for (int n = 0; n < kBlockKV / 8; ++n) {
+    rescored(few, 8 * n);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) max[i / 2] = fmaxf(max[i / 2], few[0][0][i]);
+  }
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const float highest = quad_max(max[half]);
+    max[half] = moves[half] ? highest : row.max[half];
+  }
+  // s moves on by one place a step, so that the loop need not be unrolled.
+#pragma unroll 1
+  for (int n = 0; n < kBlockKV / 8; ++n) {
+    rescored(few, 8 * n);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const float weight = ptx::ex2((few[0][0][i] - max[i / 2]) * scale_log2);
+      const float next = moves[i / 2] ? weight : s[0][0][i];
+#pragma unroll
+      for (int k = 0; k + 1 < kBlockKV / 8; ++k) s[0][k][i] = s[0][k + 1][i];
+      s[0][kBlockKV / 8 - 1][i] = next;
+    }
+  }
+  __syncwarp();  // all lanes have read Q and K again: a vote would not order that
+  add_up(sum, s);
+  move_to(row, o, max, scale_log2, fresh);
+}
+
+// Turns scores into weights, exp(scale (s - max)) for a recent maximum.
+template <typename Rescored>
+__device__ __forceinline__ void weigh(Scores& s, Accumulator& o, RowState& row, float scale_log2,
+                                      bool fresh, const Rescored& rescored) {
+  float sum[2], shift[2] = {row.max[0] * scale_log2, row.max[1] * scale_log2};
+  if (!row.settled) settle(s, o, row, shift, scale_log2, fresh);
+  exponentials(s, shift, scale_log2);
+  add_up(sum, s);
+  if (__any_sync(~0u, fmaxf(sum[0], sum[1]) > kLargestSum)) {
+    lower(s, o, row, sum, scale_log2, fresh, rescored);
+  }
+  row.sum[0] += sum[0];
+  row.sum[1] += sum[1];
+}
+//% endif
+
+__device__ __forceinline__ void round_weights(Weights& p, const Scores& s) {
+#pragma unroll
+  for (int i = 0; i < kBlockKV / 4; ++i) {
+    const float (&pair)[4] = s[0][i / 2];
+    p[0][i / 4][i % 4] = ptx::cvt_$(ptx_type(kernel.dtype))x2(pair[i % 2 * 2], pair[i % 2 * 2 + 1]);
+  }
+}

@@ -1,0 +1,57 @@
+// ---- Output -------------------------------------------------------------------------------------
+// Ends the softmax of a tile: log-sum-exp, and 1 / l for the products to come. A row that saw no key
+// gives -inf, and 0.
+__device__ __forceinline__ void end_rows(const RowState& row, float* inverse, float* lse,
+                                         float scale_log2, int rows) {
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const float sum = quad_sum(row.sum[half]);
+    if (threadIdx.x % 4 != 0) continue;
+    inverse[tile_row(half)] = sum == 0.f ? 0.f : 1.f / sum;
+    if (tile_row(half) < rows) lse[tile_row(half)] = log_sum_exp(row.max[half], sum, scale_log2);
+  }
+  __syncwarp();
+}
+
+// O divided by l, through shared memory to where it belongs, by TMA: the next tile's products may start
+// while it leaves. TMA leaves out what lies beyond the tensor.
+__device__ __forceinline__ void store_output(Shared& shared, const Accumulator& o,
+                                             const TensorMap* o_map, const Work& work,
+                                             const Place& queries, int seq_q) {
+  const int thread = ptx::thread_index();  // asked again, lest addresses be kept all along
+  const int consumer = thread / 128, lane = thread % 32, row = thread % 128 / 32 * 16 + lane % 16;
+  const int first_row = thread / 32 * kWarpRows + lane / 4;
+  const float inverse[2] = {shared.inverse[first_row], shared.inverse[first_row + 8]};
+  SlabTile<64, kPartSlabs>& tile = shared.o[consumer];
+  const bool leads = thread % 128 == 0;
+#pragma unroll
+  for (int part = 0; part < kOutputParts; ++part) {
+    if (leads) ptx::cp_async_bulk_wait_group_read<0>();  // what lay here before has been read
+    ptx::bar_sync(kStoreBarrier + consumer, 128);
+#pragma unroll
+    for (int step = 0; step < kPartSlabs * 4; ++step) {
+      const int column = part * kPartSlabs * 8 + 2 * step;  // in units of 8
+      if (column * 8 >= kDV) break;
+      u32 pairs[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const float (&pair)[4] = o[0][column + i / 2];
+        const float x = pair[i % 2 * 2] * inverse[i % 2], y = pair[i % 2 * 2 + 1] * inverse[i % 2];
+        pairs[i] = ptx::cvt_$(ptx_type(kernel.out_dtype))x2(x, y);
+      }
+      ptx::stmatrix_x4(chunk_address(tile, row, 2 * step + lane / 16), pairs);
+    }
+    ptx::fence_proxy_async();
+    ptx::bar_sync(kStoreBarrier + consumer, 128);
+    const int query = work.first_query + consumer * 64;
+    if (leads && query < seq_q) {
+#pragma unroll
+      for (int i = 0; i < kPartSlabs; ++i) {
+        const int slab = part * kPartSlabs + i;
+        ptx::cp_async_bulk_tensor_4d_store(o_map, tile.slab[i], slab * kSlabColumns,
+                                           queries.row + query, work.head, queries.batch);
+      }
+      ptx::cp_async_bulk_commit_group();
+    }
+  }
+}

@@ -1,0 +1,310 @@
+// FlashAttention-3, forward (Shah et al. 2024, algorithms 1 and 2).
+//
+// A block stays on its SM and works on one tile of queries after the other. One warpgroup, the producer,
+// gives its registers away and loads by TMA; the others, the consumers, multiply on the tensor cores 64
+// rows each (wgmma). A consumer's products run in the background: while it turns the scores of a tile of
+// keys into weights, the values of the tile before are summed. The stream of tiles does not end with a
+// tile of queries: the first scores of the next are computed while O leaves. Consumers take turns to start
+// their products, so that the softmax of one runs under the products of another.
+//
+//   paper   here                    paper   here
+//   B_r     kBlockQ                 T_r     q_blocks
+//   B_c     kBlockKV                T_c     tiles.end - tiles.begin
+//   s       kStages                 m, l    row.max, row.sum
+//   O_i     o                       L_i     lse
+//   S, P    s, p
+
+//% include "device/types.cuh"
+
+//% include "device/tensor_map.cuh"
+
+// ---- Constants ----------------------------------------------------------------------------------
+//% include "parts/constants_v3.cuh"
+
+// Named barriers: 0 is __syncthreads.
+constexpr int kTurnBarrier = 1;  // and those after it: a consumer's turn to start products
+constexpr int kStoreBarrier = 1 + kConsumers;  // a consumer alone
+
+// ---- Instructions -------------------------------------------------------------------------------
+//% for name in ("smem_address", "thread_index", "mbarrier_init", "mbarrier_arrive", "mbarrier_arrive_expect_tx", "mbarrier_try_wait", "fence_mbarrier_init", "fence_proxy_async", "cp_async_bulk_tensor_4d", "cp_async_bulk_commit_group", "cp_async_bulk_wait_group", "setmaxnreg_dec", "setmaxnreg_inc", "bar_sync", "bar_arrive", "wgmma_fence", "wgmma_commit_group", "wgmma_wait_group", "stmatrix_x4", "ex2", "lg2")
+//% include "ptx/" ~ name ~ ".cuh"
+//% endfor
+//% if kernel.softcap
+//% include "ptx/rcp.cuh"
+//% endif
+//% if kernel.bias_dtype == "fp16"
+//% include "ptx/cvt_f32_f16.cuh"
+//% endif
+//% if not kernel.bias_dtype
+//% include "ptx/ldmatrix_x2.cuh"
+//% include "ptx/ldmatrix_x1.cuh"
+//% include "ptx/mma_m16n8k8_" ~ ptx_type(kernel.dtype) ~ ".cuh"
+//% endif
+//% include "ptx/cvt_" ~ ptx_type(kernel.dtype) ~ "x2.cuh"
+//% with type = ptx_type(kernel.dtype), n = tile.block_kv, a = "shared"
+//% include "ptx/wgmma.cuh"
+//% endwith
+//% with type = ptx_type(kernel.dtype), n = padded(kernel.head_dim_v), a = "registers"
+//% include "ptx/wgmma.cuh"
+//% endwith
+
+//% include "device/mbarrier.cuh"
+
+//% include "device/turn.cuh"
+
+//% if kernel.varlen
+//% include "device/varlen.cuh"
+//% endif
+
+//% include "device/shared_v3.cuh"
+
+//% include "device/fragments.cuh"
+
+//% if hooked(kernel)
+//% include "device/score.cuh"
+
+//% include "device/score_rows.cuh"
+//% endif
+
+//% include "device/mask.cuh"
+
+//% if kernel.mask != "window"
+//% include "device/span.cuh"
+//% endif
+
+//% include "device/schedule.cuh"
+
+//% include "device/load_v3.cuh"
+
+//% include "device/matrix_descriptor.cuh"
+
+//% include "device/rows.cuh"
+
+//% include "device/chunk_address.cuh"
+
+//% if not kernel.bias_dtype
+//% include "device/rescore.cuh"
+//% endif
+
+//% include "device/matmul_wgmma.cuh"
+
+//% include "device/softmax_in_place.cuh"
+
+//% include "device/store_tma.cuh"
+
+// A consumer has started its products: the next one may.
+__device__ __forceinline__ void pass_turn(int consumer) {
+  ptx::bar_arrive(kTurnBarrier + (consumer + 1) % kConsumers, 256);
+}
+
+// ---- Kernel -------------------------------------------------------------------------------------
+// clang-format off
+extern "C" __global__ void __launch_bounds__(kThreads, 1)
+$(kernel.stem)(
+$(parameters(kernel))) {
+  // clang-format on
+  extern __shared__ __align__(1024) unsigned char smem_raw[];
+  Shared& shared = *reinterpret_cast<Shared*>(smem_raw);
+  const int warpgroup = uniform(threadIdx.x / 128);
+  if (threadIdx.x == 0) init_barriers(shared);
+  __syncthreads();
+  const auto span_of = [&](const Work& work) {  // by which its mask is aligned
+//% if kernel.varlen
+    const int seq_q = work.sequence.seq_q, seq_kv = work.sequence.seq_kv;
+//% endif
+    return Span{$(span_terms(kernel))};
+  };
+  const auto queries_of = [&](const Work& work) {  // where TMA finds them
+//% if kernel.varlen
+    return place_of(work.sequence.q, work.sequence.seq_q, longest_q);
+//% else
+    return Place{0, work.batch};
+//% endif
+  };
+
+  if (warpgroup == kConsumers) {  // ---- Producer ----
+    ptx::setmaxnreg_dec<kLoaderRegisters>();
+    if (threadIdx.x % 128 != 0) return;
+    Loader loader = {shared, &k_map, &v_map};
+    int before = 0, before_head = 0;  // the tile whose V is still to come
+    Place before_keys = {0, 0};
+    const Grid grid = {batch, heads, $(longest_q(kernel)), heads_together};
+//% if kernel.varlen
+    int next = 0;
+//% endif
+    for (int round = 0;; ++round) {
+      const Turn at = turn<kQStages>(round);
+//% if kernel.varlen
+      const Work work = next_work(next, grid, cu_seqlens_q, cu_seqlens_k);
+//% else
+      const Work work = work_at(round, grid);
+//% endif
+      wait(&shared.empty_q[at.slot], at.parity ^ 1);
+      shared.works[round % kWorks] = work;
+      if (work.first_query < 0) {
+        ptx::mbarrier_arrive(&shared.full_q[at.slot]);
+        break;
+      }
+      const Place queries = queries_of(work);
+//% if kernel.varlen
+      const Place keys = place_of(work.sequence.k, work.sequence.seq_kv, longest_k);
+//% else
+      const Place keys = queries;
+//% endif
+      ptx::mbarrier_arrive_expect_tx(&shared.full_q[at.slot], sizeof(shared.q[0]));
+#pragma unroll
+      for (int i = 0; i < kConsumers; ++i) {
+        const int query = queries.row + work.first_query + 64 * i;
+        load_slabs(shared.q[at.slot][i], &q_map, &shared.full_q[at.slot], query, work.head,
+                   queries.batch);
+      }
+      const int kv_head = work.head / (heads / kv_heads);
+      const Tiles tiles = key_tiles(work.first_query, span_of(work));
+      for (int tile = tiles.end - 1; tile >= tiles.begin; --tile) {
+        loader.load_k(tile, kv_head, keys);
+        if (loader.count_k > 1) loader.load_v(before, before_head, before_keys);
+        before = tile, before_head = kv_head, before_keys = keys;
+      }
+    }
+    if (loader.count_k > 0) loader.load_v(before, before_head, before_keys);
+    return;
+  }
+
+  // ---- Consumer ----
+  ptx::setmaxnreg_inc<kRegisters>();
+  const bool leads = threadIdx.x % 128 == 0;
+  if (warpgroup == kConsumers - 1) pass_turn(warpgroup);  // the first one's first turn
+
+  Scores s;
+  Weights p;
+  Accumulator o;
+  RowState row;
+  int round = 0, tile = 0, last_tile = 0;
+  Tiles whole = {0, 0};
+//% if kernel.bias == "alibi"
+  float slope_log2 = 0.f;  // of the head
+//% endif
+  // The next tile of queries: false if there is none.
+  const auto begin = [&] {
+    const Turn at = turn<kQStages>(round);
+    wait(&shared.full_q[at.slot], at.parity);
+    const Work& work = shared.works[round % kWorks];
+    const int first_query = work.first_query;
+    const Tiles tiles = key_tiles(first_query, span_of(work));
+    ++round;
+    tile = tiles.end - 1, last_tile = tiles.begin;
+    whole = whole_tiles(first_query + 64 * warpgroup, span_of(work));
+//% if kernel.bias == "alibi"
+    slope_log2 = first_query < 0 ? 0.f : slopes[work.head] * kLog2e;
+//% endif
+    return first_query >= 0;
+  };
+  const auto end = [&] {
+    const Work work = shared.works[(round - 2) % kWorks];
+//% if kernel.varlen
+    const i64 rows = i64(work.head) * total_q + work.sequence.q + work.first_query;
+//% else
+    const i64 rows = (i64(work.batch) * heads + work.head) * seq_q + work.first_query;
+//% endif
+    end_rows(row, shared.inverse, lse + rows, $(softmax_factor(kernel)), span_of(work).seq_q - work.first_query);
+  };
+  const auto store = [&] {
+    const Work& work = shared.works[(round - 2) % kWorks];
+    store_output(shared, o, &o_map, work, queries_of(work), span_of(work).seq_q);
+  };
+  const auto start = [&](int n) {  // the scores of the n-th tile of keys
+    const Turn at = turn<kStages>(n);
+    wait(&shared.full_k[at.slot], at.parity);
+    ptx::bar_sync(kTurnBarrier + warpgroup, 256);
+    start_scores(s, descriptor_of(shared.q[(round - 1) % kQStages][warpgroup]),
+                 descriptor_of(shared.k[at.slot]));
+  };
+  const auto weigh_scores = [&](int n, bool fresh) {
+    // From products to what softmax sees, for the keys from the tile's `column`-th on.
+    const auto finish = [&](auto& s, int column) {
+//% if not hooked(kernel)
+      if (is_among(tile, whole)) return;
+//% endif
+      const Work& work = shared.works[(round - 1) % kWorks];
+      const Span span = span_of(work);
+      const int warp_query = work.first_query + threadIdx.x / 32 * kWarpRows;
+      const int key = tile * kBlockKV + column;
+//% if kernel.bias_dtype
+      const i64 first_bias = work.batch * bias_strides.batch + work.head * bias_strides.head;
+      const Bias* head_bias = bias + first_bias;
+//% endif
+//% if hooked(kernel)
+      const ScoreTerms terms = {$(score_terms(kernel))};
+      finish_scores($(score_call(kernel, "key")));
+      if (is_among(tile, whole)) return;
+//% endif
+      mask_scores(s, warp_query, key, span);
+    };
+    finish(s, 0);
+//% if kernel.bias_dtype
+    weigh(s, o, row, $(softmax_factor(kernel)), fresh);
+//% else
+    weigh(s, o, row, $(softmax_factor(kernel)), fresh, [&](FewScores& few, int column) {
+      const auto& q_rows = shared.q[(round - 1) % kQStages][warpgroup];
+      few_scores(few, q_rows, shared.k[n % kStages], column);
+      finish(few, column);
+    });
+//% endif
+    if (threadIdx.x % 32 == 0) {
+      ptx::mbarrier_arrive(&shared.empty_k[n % kStages]);
+      if (tile == last_tile) ptx::mbarrier_arrive(&shared.empty_q[(round - 1) % kQStages]);
+    }
+  };
+  const auto start_values_of = [&](int n) {
+    const Turn at = turn<kStages>(n);
+    wait(&shared.full_v[at.slot], at.parity);
+    start_values(o, p, descriptor_of(shared.v[at.slot]));
+  };
+
+  int n = 0;
+  bool more = begin();
+  if (more) {
+    start(0);
+    pass_turn(warpgroup);
+    finish_products<0>(s);
+    reset(row);
+    zero(o);
+    weigh_scores(0, true);
+    round_weights(p, s);
+  }
+  while (more) {  // p holds the weights of tile n; whose scores are next?
+    const bool ends = tile == last_tile;
+    if (!ends) --tile;
+    if (ends) {
+      more = begin();
+      if (__all_sync(~0u, !more)) break;  // a vote: the compiler sees that the warp stays together
+    }
+    start(n + 1);
+    start_values_of(n);
+    pass_turn(warpgroup);
+    if (ends) {
+      end();
+      reset(row);
+    }
+    finish_products<1>(s);
+    weigh_scores(n + 1, ends);
+    finish_products<0>(o);
+    if (leads) ptx::mbarrier_arrive(&shared.empty_v[n % kStages]);
+    round_weights(p, s);
+    if (ends) {
+      store();
+      zero(o);
+    }
+    ++n;
+  }
+  if (round > 1) {
+    start_values_of(n);
+    end();
+    finish_products<0>(o);
+    store();
+  }
+  if (leads) ptx::cp_async_bulk_wait_group_read<0>();
+  if (warpgroup == 0) ptx::bar_sync(kTurnBarrier, 256);  // the turn that no one took
+}
+
+//% include "parts/main_v3.cu"

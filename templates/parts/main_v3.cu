@@ -1,0 +1,87 @@
+#ifdef FASIM_MAIN
+// One launch on pseudo-random inputs, timed: enough to profile this file by itself.
+// usage: a.out [batch [heads [kv_heads [seq_q [seq_kv]]]]]
+#include <cuda.h>
+#include <cuda_runtime.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+
+//% include "parts/main_arrays.cuh"
+
+//% if kernel.varlen
+// For every token the map has a sequence that ends there, as long as the longest: `seq` tokens.
+//% endif
+// The driver's encoder, found through the runtime: nothing needs to be linked.
+TensorMap encoded(Element* array, i64 batch, i64 heads, i64 seq, i64 width, int rows) {
+  static decltype(&cuTensorMapEncodeTiled) encode = nullptr;
+  cudaDriverEntryPointQueryResult found;
+  if (!encode) {
+    cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", reinterpret_cast<void**>(&encode),
+                                     12000, cudaEnableDefault, &found);
+  }
+//% if kernel.varlen
+  const cuuint64_t ends = batch * seq + 1;
+  const cuuint64_t row = width * sizeof(Element), strides[] = {row * heads, row, row * heads};
+  array -= seq * heads * width;
+//% else
+  const cuuint64_t ends = batch;
+  const cuuint64_t row = width * sizeof(Element), strides[] = {row, row * seq, row * seq * heads};
+//% endif
+  const cuuint64_t sizes[] = {cuuint64_t(width), cuuint64_t(seq), cuuint64_t(heads), ends};
+  const cuuint32_t box[] = {kSlabColumns, cuuint32_t(rows), 1, 1}, ones[] = {1, 1, 1, 1};
+  CUtensorMap map;
+  if (encode(&map, CU_TENSOR_MAP_DATA_TYPE_$("BFLOAT16" if kernel.dtype == "bf16" else "FLOAT16"), 4, array, sizes, strides, box, ones,
+             CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+             CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE)) {
+    std::printf("rows of %lld elements are not multiples of 16 bytes\n", width);
+    std::exit(1);
+  }
+  TensorMap result;
+  std::memcpy(&result, &map, sizeof(result));
+  return result;
+}
+
+int greatest_common_divisor(int a, int b) { return b ? greatest_common_divisor(b, a % b) : a; }
+
+int main(int argc, char** argv) {
+  const auto size = [&](int i, int otherwise) { return argc > i ? std::atoi(argv[i]) : otherwise; };
+  const int batch = size(1, 1), heads = size(2, 16), kv_heads = size(3, heads);
+  const int seq_q = size(4, 4096), seq_kv = size(5, seq_q);
+  const i64 rows = i64(batch) * heads * seq_q, keys = i64(batch) * kv_heads * seq_kv;
+//% include "parts/main_options.cuh"
+  Output* o = device_array<Output>(rows * kHeadDimV);
+  float* lse = device_array<float>(rows);
+  const TensorMap q_map = encoded(input(rows * kHeadDim, 1), batch, heads, seq_q, kHeadDim, 64);
+  const TensorMap k_map =
+      encoded(input(keys * kHeadDim, 2), batch, kv_heads, seq_kv, kHeadDim, kBlockKV);
+  const TensorMap v_map =
+      encoded(input(keys * kHeadDimV, 3), batch, kv_heads, seq_kv, kHeadDimV, kBlockKV);
+  const TensorMap o_map = encoded(o, batch, heads, seq_q, kHeadDimV, 64);
+  int blocks = 132;
+  cudaDeviceGetAttribute(&blocks, cudaDevAttrMultiProcessorCount, 0);
+  const int q_blocks = (seq_q + kBlockQ - 1) / kBlockQ, tiles = batch * heads * q_blocks;
+  const int grid = blocks < tiles ? blocks : tiles;
+//% if kernel.mask == "full"
+  const int heads_together = 1;
+//% else
+  const int rounds = 2 * blocks / greatest_common_divisor(2 * blocks, q_blocks);
+  const int heads_together = rounds < batch * heads ? rounds : batch * heads;
+//% endif
+  const auto kernel = $(kernel.stem);
+  cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSmemBytes);
+  cudaEvent_t start, stop;
+  cudaEventCreate(&start);
+  cudaEventCreate(&stop);
+  float ms = 0;
+  for (int run = 0; run < 2; ++run) {  // the second one counts
+    cudaEventRecord(start);
+    kernel<<<grid, kThreads, kSmemBytes>>>($(call(kernel)));
+    cudaEventRecord(stop);
+    cudaEventSynchronize(stop);
+    cudaEventElapsedTime(&ms, start, stop);
+  }
+  std::printf("%s, %.3f ms\n", cudaGetErrorString(cudaGetLastError()), ms);
+}
+#endif

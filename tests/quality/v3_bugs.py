@@ -1,0 +1,546 @@
+"""The bugs of Hopper kernels, planted in the text of generated V3 kernels; and a few of its own.
+
+``found`` is the rule that the emulator names, or the property that fails where every rule is kept;
+where the schedule decides which is broken first, all that may be. One block works on all tiles of
+queries, so that its rings and barriers go round many times.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any
+
+from fasim import planner, properties
+from fasim.emulator.program import Fault
+from fasim.errors import CheckFailed
+from fasim.gpu import load
+from fasim.plan import Tile
+from fasim.problem import Problem
+from fasim.properties import Case, Trial
+from fasim.render import Kernel, parse, render
+from fasim.runners.emulator import EmulatorRunner
+
+NOTHING = "nothing"
+SEEDS = range(20)
+RIGHT = "matches_float64"
+WRITTEN = "outputs_are_fully_written"
+COUNTED = "bytes_moved_are_bytes_predicted"
+WORK = "matrix_instructions_do_the_flops_predicted"
+PACKED = "packed_sequences_are_those_one_by_one"
+
+TILE = Tile(block_q=128, block_kv=32, warps=8, stages=2)
+BF16: dict[str, Any] = {"head_dim": 80, "dtype": "bf16"}  # two slabs, the second in part
+KERNELS = {
+    "causal": Problem(**BF16, causal=True),
+    "fp16": Problem(**{**BF16, "dtype": "fp16"}),
+    "window": Problem(**BF16, window=(40, 9)),
+    "alibi": Problem(**BF16, causal=True, bias="alibi"),
+    "dense": Problem(**BF16, bias="dense"),
+    "varlen": Problem(**BF16, causal=True, varlen=True),
+}
+PLAIN = Case(heads=2, kv_heads=1, seq=200, seq_kv=150, values="below")  # 4 tiles of 5 or less
+WINDOW = replace(PLAIN, left=40, right=9)
+SEQUENCES = replace(PLAIN, batch=4, seq=400)
+FALLING = replace(PLAIN, values="falling")  # as the keys are walked, weights grow large
+LATE = ("copy in flight", "wrong phase")  # the first use of a barrier has no earlier phase
+EARLY = ("stage still read", "arrival mismatch", *LATE)
+
+
+@dataclass(frozen=True)
+class Bug:
+    """``right`` stands in the kernel exactly once; ``wrong`` takes its place."""
+
+    name: str
+    right: str
+    wrong: str
+    found: str | tuple[str, ...]
+    kernel: str = "causal"
+    case: Case = PLAIN
+
+    def __str__(self) -> str:
+        return f"{self.kernel}: {self.name}"
+
+    @property
+    def finders(self) -> set[str]:
+        return {self.found} if isinstance(self.found, str) else set(self.found)
+
+    def planted(self) -> Kernel:
+        source = kernel_of(self.kernel).source
+        assert source.count(self.right) == 1, f"{self}: the text to replace is not there once"
+        return parse(source.replace(self.right, self.wrong))
+
+    def finder(self, kernel: Kernel, seed: int) -> str:
+        return finder(kernel, replace(self.case, seed=seed))
+
+
+@cache
+def kernel_of(name: str) -> Kernel:
+    plan = planner.plan(KERNELS[name], load("h200"), "v3", tile=TILE).plan
+    assert plan
+    return render(replace(plan, slots=1))
+
+
+def finder(kernel: Kernel, case: Case) -> str:
+    """What finds something in a launch: a rule, a property, or nothing."""
+    names = (PACKED,) if kernel.plan.kernel.varlen else (WRITTEN, RIGHT, COUNTED, WORK)
+    by_name = {p.name: p for p in properties.PROPERTIES}
+    trial = Trial(kernel, EmulatorRunner(workers=1), case)
+    for name in names:
+        try:
+            by_name[name].check(trial)
+        except Fault as fault:
+            return fault.rule
+        except CheckFailed:
+            return name
+    return NOTHING
+
+
+K_WAIT = "    wait(&shared.full_k[at.slot], at.parity);\n"
+V_WAIT = "    wait(&shared.full_v[at.slot], at.parity);\n"
+EMPTY_K = (
+    "    wait(&shared.empty_k[at.slot], at.parity ^ 1);  // passes at once the first time round\n"
+)
+EMPTY_V = "    wait(&shared.empty_v[at.slot], at.parity ^ 1);\n"
+EMPTY_Q = "      wait(&shared.empty_q[at.slot], at.parity ^ 1);\n"
+TURN = "    ptx::bar_sync(kTurnBarrier + warpgroup, 256);\n"
+V_RELEASE = "    if (leads) ptx::mbarrier_arrive(&shared.empty_v[n % kStages]);\n"
+K_RELEASE = "      ptx::mbarrier_arrive(&shared.empty_k[n % kStages]);\n"
+Q_RELEASE = (
+    "      if (tile == last_tile) ptx::mbarrier_arrive(&shared.empty_q[(round - 1) % kQStages]);\n"
+)
+READ = (
+    "    if (leads) ptx::cp_async_bulk_wait_group_read<0>();"
+    "  // what lay here before has been read\n"
+)
+STORE_BARRIER = "    ptx::bar_sync(kStoreBarrier + consumer, 128);\n"
+EPILOGUE = "    ptx::fence_proxy_async();\n" + STORE_BARRIER
+FENCED = """__device__ __forceinline__ void start_values(Accumulator& o, const Weights& p, u64 v) {
+  ptx::wgmma_fence();
+"""
+SCORE = "(flat(s), left, right, step > 0);\n  }\n  ptx::wgmma_commit_group();\n"
+Q_AT, K_AT = "further(q, slab * 64 * 128 + column)", "further(k, slab * kBlockKV * 128 + column)"
+
+BARRIERS = (
+    Bug(
+        "nobody waits for Q",
+        "    wait(&shared.full_q[at.slot], at.parity);\n",
+        "",
+        (*LATE, "race", "uninitialised read"),
+    ),
+    Bug("nobody waits for K", K_WAIT, "", LATE),
+    Bug("nobody waits for V", V_WAIT, "", LATE),
+    Bug(
+        "one thread of a warpgroup waits for V",
+        V_WAIT,
+        V_WAIT.replace("wait", "if (leads) wait"),
+        LATE,
+    ),
+    Bug(
+        "the parity of full is flipped",
+        K_WAIT,
+        K_WAIT.replace("parity", "parity ^ 1"),
+        (*LATE, "deadlock"),
+    ),
+    Bug("the parity of empty is not flipped", EMPTY_K, EMPTY_K.replace(" ^ 1", ""), "deadlock"),
+    Bug("phases never alternate", "u32(n / kSlots % 2)", "0u", (*EARLY, "deadlock", "race")),
+    Bug("the loader does not wait for an empty K", EMPTY_K, "", EARLY),
+    Bug("the loader does not wait for an empty V", EMPTY_V, "", EARLY),
+    Bug(
+        "the loader does not wait for an empty Q",
+        EMPTY_Q,
+        "",
+        (*EARLY, "race"),
+        case=replace(PLAIN, seq=700, seq_kv=20),
+    ),
+    Bug(
+        "a try is taken for a wait",
+        "while (!ptx::mbarrier_try_wait(",
+        "if (!ptx::mbarrier_try_wait(",
+        (*EARLY, "race", "uninitialised read"),
+    ),
+    Bug(
+        "half of the bytes are expected",
+        "&shared.full_v[at.slot], sizeof(shared.v[0]));",
+        "&shared.full_v[at.slot], sizeof(shared.v[0]) / 2);",
+        "transaction mismatch",
+    ),
+    Bug(
+        "too many bytes are expected",
+        "&shared.full_k[at.slot], sizeof(shared.k[0]));",
+        "&shared.full_k[at.slot], sizeof(shared.k[0]) + 16);",
+        "transaction mismatch",
+    ),
+    Bug(
+        "one slab of two is brought",
+        "for (int i = 0; i < kTileSlabs; ++i) {\n    ptx::cp",
+        "for (int i = 0; i < 1; ++i) {\n    ptx::cp",
+        "transaction mismatch",
+    ),
+    Bug(
+        "empty waits for one warp only",
+        "ptx::mbarrier_init(&shared.empty_k[i], 4 * kConsumers);",
+        "ptx::mbarrier_init(&shared.empty_k[i], 1);",
+        (*EARLY, "deadlock"),
+    ),
+    Bug(
+        "empty waits for one warpgroup too many",
+        "ptx::mbarrier_init(&shared.empty_v[i], kConsumers);",
+        "ptx::mbarrier_init(&shared.empty_v[i], kConsumers + 1);",
+        "deadlock",
+    ),
+    Bug("V is never released", V_RELEASE, "", "deadlock"),
+    Bug("Q is never released", Q_RELEASE, "", "deadlock"),
+    Bug(
+        "TMA is not told of the barriers",
+        "  ptx::fence_mbarrier_init();\n",
+        "",
+        "missing mbarrier fence",
+    ),
+    Bug(
+        "barriers are used before they are initialised",
+        "init_barriers(shared);\n  __syncthreads();\n",
+        "init_barriers(shared);\n",
+        ("mbarrier not initialised", "race"),
+    ),
+    Bug(
+        "nobody says that there is no more",
+        "        ptx::mbarrier_arrive(&shared.full_q[at.slot]);\n",
+        "",
+        "deadlock",
+    ),
+    Bug(
+        "nobody has the first turn",
+        "  if (warpgroup == kConsumers - 1) pass_turn(warpgroup);",
+        "  if (false) pass_turn(warpgroup);",
+        "deadlock",
+    ),
+    Bug(
+        "a consumer keeps its turn",
+        "    start_values_of(n);\n    pass_turn(warpgroup);\n",
+        "    start_values_of(n);\n",
+        "deadlock",
+    ),
+)
+
+STAGES = (
+    Bug(
+        "K is released before its scores are there",
+        "    finish_products<1>(s);\n    weigh_scores(n + 1, ends);\n",
+        "    if (leads) ptx::mbarrier_arrive(&shared.empty_k[(n + 1) % kStages]);\n"
+        "    finish_products<1>(s);\n    weigh_scores(n + 1, ends);\n",
+        ("stage still read", "arrival mismatch", *LATE),
+    ),
+    Bug(
+        "V is released before it was multiplied",
+        "    finish_products<0>(o);\n" + V_RELEASE,
+        V_RELEASE + "    finish_products<0>(o);\n",
+        "stage still read",
+    ),
+    Bug(
+        "the wrong ring's stage is released",
+        V_RELEASE,
+        V_RELEASE.replace("empty_v", "empty_k"),
+        (*EARLY, "deadlock"),
+    ),
+    Bug(
+        "another stage is multiplied",
+        "descriptor_of(shared.v[at.slot])",
+        "descriptor_of(shared.v[(n + 1) % kStages])",
+        (*LATE, "uninitialised read", RIGHT),
+    ),
+    Bug("O's tile is written while it is being read", READ, "", "store in flight"),
+    Bug(
+        "nobody closes the group of stores",
+        "      ptx::cp_async_bulk_commit_group();\n",
+        "",
+        "store in flight",
+    ),
+    Bug(
+        "the block ends while O is being read",
+        "  if (leads) ptx::cp_async_bulk_wait_group_read<0>();\n",
+        "",
+        "store in flight",
+    ),
+)
+
+PROXIES = (
+    Bug("no proxy fence before O leaves", EPILOGUE, STORE_BARRIER, "missing proxy fence"),
+    Bug(
+        "the proxy fence comes after the barrier",
+        EPILOGUE,
+        STORE_BARRIER + "    ptx::fence_proxy_async();\n",
+        "missing proxy fence",
+    ),
+    Bug(
+        "O leaves before all warps have written it",
+        EPILOGUE,
+        "    ptx::fence_proxy_async();\n",
+        "race",
+    ),
+)
+
+PRODUCTS = (
+    Bug(
+        "scores are read before they are there",
+        "    finish_products<1>(s);\n",
+        "",
+        "accumulator in flight",
+    ),
+    Bug(
+        "the wait leaves one group too many in flight",
+        "finish_products<1>(s)",
+        "finish_products<2>(s)",
+        "accumulator in flight",
+    ),
+    Bug(
+        "the scores' group is not closed",
+        SCORE,
+        SCORE.split("  ptx::wgmma_commit")[0],
+        "accumulator in flight",
+    ),
+    Bug(
+        "P is overwritten while it is multiplied",
+        "    finish_products<0>(o);\n" + V_RELEASE + "    round_weights(p, s);\n",
+        "    round_weights(p, s);\n    finish_products<0>(o);\n" + V_RELEASE,
+        "operand in flight",
+    ),
+    Bug(
+        "O is read before the last product is there",
+        "    end();\n    finish_products<0>(o);\n",
+        "    end();\n",
+        "accumulator in flight",
+    ),
+    Bug(
+        "O is rescaled while it is added to",
+        "float scale_log2, bool fresh) {\n  finish_products<0>(o);\n",
+        "float scale_log2, bool fresh) {\n",
+        "accumulator in flight",
+        case=FALLING,
+    ),
+    Bug(
+        "no wgmma.fence before PV",
+        FENCED,
+        FENCED.replace("  ptx::wgmma_fence();\n", ""),
+        "missing wgmma fence",
+    ),
+    Bug(
+        "offsets are swapped",
+        "sizeof(tile.slab[0]), kGroupBytes, Swizzle::k128",
+        "kGroupBytes, sizeof(tile.slab[0]), Swizzle::k128",
+        ("descriptor mismatch", "operand outside its tile", "uninitialised read"),
+    ),
+    Bug(
+        "V's steps are too long",
+        "further(v, step * 16 * 128)",
+        "further(v, step * 32 * 128)",
+        ("operand outside its tile", "out of bounds", "uninitialised read", RIGHT, *LATE),
+    ),
+    Bug(
+        "Q's slabs are as far apart as K's",
+        Q_AT,
+        Q_AT.replace("64 *", "kBlockKV *"),
+        (RIGHT, *LATE),
+    ),
+    Bug(
+        "K's slabs are as far apart as Q's",
+        K_AT,
+        K_AT.replace("kBlockKV", "64"),
+        ("operand outside its tile", "out of bounds", "uninitialised read", RIGHT, *LATE),
+    ),
+    Bug(
+        "V is not transposed",
+        "wgmma_m64k16_bf16<1>(flat(o)",
+        "wgmma_m64k16_bf16<0>(flat(o)",
+        (RIGHT, "descriptor mismatch", "operand outside its tile", "out of bounds", *LATE),
+    ),
+    Bug(
+        "tiles are read with another swizzle",
+        "kGroupBytes, Swizzle::k128",
+        "kGroupBytes, Swizzle::k64",
+        "swizzle mismatch",
+    ),
+    Bug(
+        "shared memory begins between two swizzles",
+        "extern __shared__ __align__(1024)",
+        "extern __shared__ __align__(128)",
+        "misaligned swizzle",
+    ),
+    Bug("scores begin with what was there", "left, right, step > 0", "left, right, true", RIGHT),
+    Bug(
+        "a tile in the mask counts as whole",
+        "return tile < tiles.end;",
+        "return tile <= tiles.end;",
+        RIGHT,
+    ),
+    Bug(
+        "O is not swizzled",
+        "(chunk % 8 ^ row % 8) * 16",
+        "chunk % 8 * 16",
+        ("uninitialised read", RIGHT),
+    ),
+)
+
+REGISTERS = (
+    Bug(
+        "consumers ask for too much",
+        "setmaxnreg_inc<kRegisters>();",
+        "setmaxnreg_inc<kRegisters + 8>();",
+        "register pool overdrawn",
+    ),
+    Bug(
+        "the loader keeps its registers",
+        "    ptx::setmaxnreg_dec<kLoaderRegisters>();\n",
+        "",
+        "register pool overdrawn",
+    ),
+)
+
+SOFTMAX = (
+    Bug(
+        "large weights are kept",
+        "fmaxf(sum[0], sum[1]) > kLargestSum)",
+        "false)",
+        RIGHT,
+        "fp16",
+        FALLING,
+    ),
+    Bug(
+        "a sum is not moved with its maximum",
+        "    row.sum[half] *= factor[half];\n",
+        "",
+        RIGHT,
+        case=FALLING,
+    ),
+    Bug(
+        "O is not moved with its maximum",
+        "o[0][i / 4][i % 4] *= factor[i / 2 % 2];",
+        "(void)factor;",
+        RIGHT,
+        case=FALLING,
+    ),
+    Bug("a fresh tile moves the O of the one before", "  if (fresh) return;\n", "", RIGHT),
+    Bug(
+        "scores computed again are not masked",
+        "      finish(few, column);\n",
+        "",
+        RIGHT,
+        "window",
+        replace(WINDOW, values="large"),
+    ),
+    Bug(
+        "the next tile's rows go on with the last one's",
+        "      end();\n      reset(row);\n",
+        "      end();\n",
+        RIGHT,
+    ),
+    Bug(
+        "O goes on from the last tile's",
+        "      store();\n      zero(o);\n",
+        "      store();\n",
+        RIGHT,
+    ),
+)
+
+SCHEDULE = (
+    Bug(
+        "the last tile of keys is left out",
+        "tile >= tiles.begin; --tile) {",
+        "tile > tiles.begin; --tile) {",
+        ("deadlock", "stage still read"),
+    ),
+    Bug(
+        "every round goes forward",
+        "(round % 2 ? blocks - 1 - int(blockIdx.x) : int(blockIdx.x))",
+        "(round % 2 ? 0 : int(blockIdx.x)) + round",
+        (WRITTEN, RIGHT),
+    ),
+    Bug(
+        "a warp tells of K before its lanes have read it again",
+        "  __syncwarp();  // all lanes have read Q and K again: a vote would not order that\n",
+        "",
+        "stage still read",
+        case=FALLING,
+    ),
+    Bug(
+        "works are forgotten too early",
+        "constexpr int kWorks = 4;",
+        "constexpr int kWorks = 1;",
+        ("race", RIGHT, WRITTEN, "static_assert"),
+    ),
+    Bug(
+        "tiles that see nothing visit one that is there",
+        "const int beyond = span.seq_kv / kBlockKV + 1;",
+        "const int beyond = 0;",
+        COUNTED,
+        case=replace(PLAIN, seq=300, seq_kv=40),
+    ),
+)
+
+OPTIONS = (
+    Bug(
+        "the window's first tile counts as whole",
+        " && tile >= tiles.begin",
+        "",
+        RIGHT,
+        "window",
+        WINDOW,
+    ),
+    Bug(
+        "tiles before the window are visited",
+        "const int begin = first_visible(first_query, span) / kBlockKV;",
+        "const int begin = 0;",
+        (COUNTED, WORK),
+        "window",
+        WINDOW,
+    ),
+    Bug(
+        "the next head goes on with the last one's slope",
+        "slope_log2 = first_query < 0 ? 0.f : slopes[work.head] * kLog2e;",
+        "slope_log2 = slopes[0] * kLog2e;",
+        (RIGHT, COUNTED),
+        "alibi",
+    ),
+    Bug(
+        "scores computed again have no bias",
+        "      finish_scores(s, terms, warp_query, key,",
+        "      if (column == 0) finish_scores(s, terms, warp_query, key,",
+        RIGHT,
+        "alibi",
+        FALLING,
+    ),
+    Bug(
+        "a maximum is not looked for",
+        "if (__any_sync(~0u, moves)) move_to",
+        "if (fresh) move_to",
+        RIGHT,
+        "dense",
+        replace(FALLING, bias="usual"),
+    ),
+    Bug(
+        "packed rows begin at the longest's",
+        "return {longest - tokens, first_token + tokens};",
+        "return {0, first_token + tokens};",
+        ("out of bounds", PACKED),
+        "varlen",
+        SEQUENCES,
+    ),
+    Bug(
+        "packed rows end where the longest would",
+        "return {longest - tokens, first_token + tokens};",
+        "return {0, first_token + longest};",
+        (PACKED, "store in flight", "out of bounds"),
+        "varlen",
+        SEQUENCES,
+    ),
+    Bug(
+        "tiles beyond a packed sequence are worked on",
+        "work.first_query >= 0 && work.first_query >= work.sequence.seq_q",
+        "false",
+        (PACKED, RIGHT, COUNTED),
+        "varlen",
+        SEQUENCES,
+    ),
+)
+
+BUGS = (*BARRIERS, *STAGES, *PROXIES, *PRODUCTS, *REGISTERS, *SOFTMAX, *SCHEDULE, *OPTIONS)
