@@ -69,7 +69,8 @@ MMA_ROWS = 16  # the fewest queries of a tile
 # four; what it keeps besides in fp32, and beside rows of more than so many columns there.
 V1_BACKWARD_COPIES, V1_BACKWARD_FP32_COPIES = 16, 8
 V1_BACKWARD_FP32, V1_BACKWARD_FP32_WIDE, V1_FP32_COLUMNS = 36, 64, 224
-V1_BACKWARD_PACKED = 32  # in 16 bits for packed windows where warps share keys
+# In 16 bits for packed windows where warps share keys, for windows where a warp has 32 for itself.
+V1_BACKWARD_PACKED, V1_BACKWARD_WINDOW = 32, 4
 # V3: what the compiler needs beside accumulators and weights; backward, what FlashAttention-3's
 # published tiles leave it.
 V3_BASE, WGMMA_SLACK = 32, 28
@@ -332,8 +333,9 @@ def _v1_bwd_registers(problem: Problem, tiles: Tiles) -> Any:
     wide = max(problem.head_dim, problem.head_dim_v) > V1_FP32_COLUMNS
     needed = _v2_bwd_registers(problem, tiles) + V1_BACKWARD_COPIES * (tiles.warps < 8)
     if problem.dtype != "fp32":
-        packed = problem.varlen and problem.mask == "window"
-        return needed + V1_BACKWARD_PACKED * (tiles.p_shared & packed)
+        window, alone = problem.mask == "window", ~tiles.p_shared & (tiles.bwd_keys > MMA_ROWS)
+        packed = tiles.p_shared & (window and problem.varlen)
+        return needed + V1_BACKWARD_PACKED * packed + V1_BACKWARD_WINDOW * (alone & window)
     kept = V1_BACKWARD_FP32_WIDE if wide else V1_BACKWARD_FP32
     return needed + kept + V1_BACKWARD_FP32_COPIES * (tiles.warps < 4)
 
