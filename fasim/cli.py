@@ -551,6 +551,50 @@ def bench(screen: Screen, asked: Asked, plan: str | None, as_json: bool) -> None
 
 
 @command(
+    "fasim report --gpu h200 --algo v3 --causal -n 8192 -o page.html --open",
+    "fasim report v2_fwd_sm80_fp16_d128_causal_0123abcd.cu --lang zh",
+    "fasim bench --algo v2 --json >here.json && fasim report --algo v2 --measured here.json",
+)
+@_PLAN
+@problem_options
+@click.option(
+    "-o", "--out", metavar="FILE", default="report.html", show_default=True, help="Where to write."
+)
+@click.option("--open", "opened", is_flag=True, help="Show it in the browser.")
+@click.option("--lang", type=click.Choice(["en", "zh"]), default="en", show_default=True)
+@click.option(
+    "--measured", multiple=True, metavar="FILE", help="A point of `fasim bench --json`; repeatable."
+)
+def report(
+    screen: Screen,
+    asked: Asked,
+    plan: str | None,
+    out: str,
+    opened: bool,
+    lang: str,
+    measured: tuple[str, ...],
+) -> None:
+    """Write a page that shows the tiles of a plan moving.
+
+    One HTML file without network: score matrix, memory levels, online softmax, warps, roofline,
+    memory and time by length; its controls plan anew. Forward plans.
+
+    PLAN is a plan.json, a generated .cu, or - for standard input; without it the options plan.
+    """
+    entry, gpu = _planned(asked, plan)
+    from fasim import files
+    from fasim import report as pages
+
+    points = [files.read_json(path) for path in measured]
+    page = pages.page(entry, gpu, reserve=asked.reserve, measured=points, language=lang)
+    path = files.target(out, "report.html")
+    files.write(path, page)
+    screen.line(f"wrote {path} ({entry.algo}, tiles of {entry.tile})")
+    if opened:
+        click.launch(str(path))
+
+
+@command(
     "fasim gpus",
     "fasim gpus h200 --sources",
     "fasim gpus my.toml --json",

@@ -28,6 +28,15 @@ def read_kernel(argument: str) -> Kernel:
     return render(found) if isinstance(found, Plan) else found
 
 
+def read_json(path: str) -> Any:
+    """The JSON document of a file. Raises UsageError if it holds none."""
+    text, where = _text(path)
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise UsageError("this is not JSON", where=where, why=str(error), hint=_HINT) from error
+
+
 def _read(argument: str) -> Plan | Kernel:
     text, where = _text(argument)
     try:

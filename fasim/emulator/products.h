@@ -2,7 +2,8 @@
 //
 // Products are exact. Of all addends of an element, the accumulator included, the one with the
 // largest exponent sets the scale (a product's exponent is the sum of its factors'); each is cut
-// toward zero some bits below it, and their sum is cut to a float.
+// toward zero some bits below it, and their sum is cut to a float, or, where fewer bits are kept of
+// the addends than a float has, to as many below its own exponent.
 #pragma once
 #include <cmath>
 #include <cstring>
@@ -48,6 +49,14 @@ inline float cut(double x) {
   return y == 0.f ? 0.f : y;
 }
 
+// The same with fewer bits of fraction.
+inline float cut(double x, int bits) {
+  const float y = cut(x);
+  if (bits >= 23 || !std::isfinite(y)) return y;
+  const u32 kept = std::bit_cast<u32>(y) & ~0u << (23 - bits);
+  return kept << 1 ? std::bit_cast<float>(kept) : 0.f;
+}
+
 // Cut toward zero. What is no number counts as none; where all are numbers nothing need be asked.
 template <bool kNumbers>
 int units(double x) {
@@ -72,7 +81,7 @@ void multiply_row(const float* a, const float (&b)[kDepth][8], const int (&eb)[k
   for (u32 k = 0; k < kDepth; ++k) {
     for (u32 n = 0; n < 8; ++n) sum[n] += units<kNumbers>(double(a[k]) * b[k][n] * unit[n]);
   }
-  for (u32 n = 0; n < 8; ++n) c[n] = cut(sum[n] / unit[n]);
+  for (u32 n = 0; n < 8; ++n) c[n] = cut(sum[n] / unit[n], bits);
 }
 
 inline float plain_nan(float x) { return x == x ? x : std::bit_cast<float>(0x7fffffffu); }

@@ -69,14 +69,17 @@ AMPERE, BLACKWELL = (8, 0), 12
 V2_BACKWARD_REGISTERS, V2_BACKWARD_LEAST = 72, 64
 # What its options keep besides.
 BACKWARD_OPTION_REGISTERS = {"window": 4, "softcap": 8, "ALiBi": 4, "dense bias": 8, "sequences": 0}
-# What turns keep beside so many columns of dK and dV, and where a window moves them.
+# What turns keep beside so many columns of dK and dV, and where a window moves them if
+# there is room.
 TURN_REGISTERS, TURN_COLUMNS, TURN_WINDOW_REGISTERS = 8, 256, 12
 SECOND_PASS_FP32 = 8  # what rows of queries keep besides
 MMA_ROWS = 16  # the fewest queries of a tile
-# V1's plain copies on the way, in blocks of fewer than eight warps; what it keeps besides in fp32,
-# and beside rows of more than so many columns there.
-V1_BACKWARD_COPIES = 16
+# V1's plain copies on the way, in blocks of fewer than eight warps, in fp32 also of fewer than
+# four; what it keeps besides in fp32, and beside rows of more than so many columns there.
+V1_BACKWARD_COPIES, V1_BACKWARD_FP32_COPIES = 16, 8
 V1_BACKWARD_FP32, V1_BACKWARD_FP32_WIDE, V1_FP32_COLUMNS = 36, 64, 224
+# In 16 bits for packed windows where warps share keys, for windows where a warp has 32 for itself.
+V1_BACKWARD_PACKED, V1_BACKWARD_WINDOW = 32, 4
 # V3: what the compiler needs beside accumulators and weights; backward, what FlashAttention-3's
 # published tiles leave it.
 V3_BASE, WGMMA_SLACK = 32, 28
@@ -337,9 +340,13 @@ def v1_most(problem: Problem) -> int:
 
 def _v1_bwd_registers(problem: Problem, tiles: Tiles) -> Any:
     wide = max(problem.head_dim, problem.head_dim_v) > V1_FP32_COLUMNS
-    fp32 = V1_BACKWARD_FP32_WIDE if wide else V1_BACKWARD_FP32
-    more = fp32 * (problem.dtype == "fp32") + V1_BACKWARD_COPIES * (tiles.warps < 8)
-    return _v2_bwd_registers(problem, tiles) + more
+    needed = _v2_bwd_registers(problem, tiles) + V1_BACKWARD_COPIES * (tiles.warps < 8)
+    if problem.dtype != "fp32":
+        window, alone = problem.mask == "window", ~tiles.p_shared & (tiles.bwd_keys > MMA_ROWS)
+        packed = tiles.p_shared & (window and problem.varlen)
+        return needed + V1_BACKWARD_PACKED * packed + V1_BACKWARD_WINDOW * (alone & window)
+    kept = V1_BACKWARD_FP32_WIDE if wide else V1_BACKWARD_FP32
+    return needed + kept + V1_BACKWARD_FP32_COPIES * (tiles.warps < 4)
 
 
 def _v2_bwd_registers(problem: Problem, tiles: Tiles) -> Any:
@@ -354,8 +361,9 @@ def _v2_bwd_registers(problem: Problem, tiles: Tiles) -> Any:
 
 def _v2_ordered_registers(problem: Problem, tiles: Tiles) -> Any:
     wide = gradient_columns(problem, tiles) > TURN_COLUMNS
+    needed = _v2_bwd_registers(problem, tiles) + TURN_REGISTERS * wide
     moving = TURN_WINDOW_REGISTERS * (problem.mask == "window")
-    return _v2_bwd_registers(problem, tiles) + TURN_REGISTERS * wide + moving
+    return np.maximum(needed, np.minimum(needed + moving, MOST_REGISTERS))
 
 
 def _second_pass_registers(problem: Problem, tiles: Tiles) -> Any:

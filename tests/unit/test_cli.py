@@ -893,3 +893,51 @@ def test_import_fasim_is_light() -> None:
     env = {**os.environ, "PYTHONPATH": str(Path(fasim.__file__).parent.parent)}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, env=env)
     assert done.stdout == b"[]\n"
+
+
+# ---- report -------------------------------------------------------------------------------------
+
+
+def test_report_writes_one_page_that_needs_nothing_else(shell: Any, tmp_path: Path) -> None:
+    code, out, err = shell("report", *V2, "--causal", "-o", "page.html", "--lang", "zh")
+    assert (code, err) == (0, "")
+    assert out == "wrote page.html (v2, tiles of 128x64)\n"
+    text = (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert '<html lang="zh">' in text
+    assert not re.search(r"""(?:src|href)=["'](?!data:)""", text)
+    assert len(text.encode()) < 400_000
+    assert "{{" not in re.sub(r"<script.*?</script>", "", text, flags=re.DOTALL)
+
+
+def test_report_takes_a_plan_and_measurements(shell: Any, tmp_path: Path) -> None:
+    shell("plan", *V2, "-o", "plan.json")
+    problem = json.loads((tmp_path / "plan.json").read_text())["problem"]
+    measured = {"kernel": "mine", "seconds": 1e-3, "problem": problem}
+    (tmp_path / "here.json").write_text(json.dumps(measured))
+    code, _, err = shell("report", "plan.json", "--measured", "here.json")
+    assert (code, err) == (0, "")
+    assert '"name":"mine"' in (tmp_path / "report.html").read_text(encoding="utf-8")
+
+
+LONG = ["--gpu", "h200", "--algo", "v1", "--heads", "1", "-n", "30000000", "-d", "256"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--pass", "bwd", *V2], "forward"),
+        ([*A100, "--algo", "standard"], "no tiles"),
+        (LONG, "more bytes than the page"),
+        ([*V2, "--measured", "plan.json"], "no measurement"),
+        ([*V2, "--measured", "text.txt"], "not JSON"),
+    ],
+)
+def test_report_refuses_what_it_cannot_show(
+    shell: Any, tmp_path: Path, arguments: list[str], says: str
+) -> None:
+    shell("plan", *V2, "-o", "plan.json")
+    (tmp_path / "text.txt").write_text("no")
+    code, out, err = shell("report", *arguments)
+    assert (code, out) == (2, "")
+    assert says in err
+    assert not (tmp_path / "report.html").exists()

@@ -29,7 +29,7 @@ LAYERS = (
     {"compile", "emulator", "entry", "files", "inputs", "legality"},
     {"candidates", "explain", "runners"},
     {"doctor", "planner", "properties", "work"},
-    {"__init__", "bench", "catalogue", "comparison", "options"},
+    {"__init__", "bench", "catalogue", "comparison", "options", "report"},
     {"show"},
     {"demo"},
     {"cli"},

@@ -1,10 +1,10 @@
-// v1_bwd_sm80_fp16_d64_window_cf236ac9
+// v1_bwd_sm80_fp16_d64_window_75ea47d1
 //
-// regenerate  fasim gen v1_bwd_sm80_fp16_d64_window_cf236ac9.cu
-// compile     nvcc -std=c++17 -arch=sm_80 -cubin v1_bwd_sm80_fp16_d64_window_cf236ac9.cu
-// run alone   nvcc -std=c++17 -arch=sm_80 -DFASIM_MAIN v1_bwd_sm80_fp16_d64_window_cf236ac9.cu && ./a.out
-// launch      v1_bwd_sm80_fp16_d64_window_cf236ac9_prepare<<<8192, 256, 0>>>, as planned
-// launch      v1_bwd_sm80_fp16_d64_window_cf236ac9<<<256, 256, 164864>>>, as planned
+// regenerate  fasim gen v1_bwd_sm80_fp16_d64_window_75ea47d1.cu
+// compile     nvcc -std=c++17 -arch=sm_80 -cubin v1_bwd_sm80_fp16_d64_window_75ea47d1.cu
+// run alone   nvcc -std=c++17 -arch=sm_80 -DFASIM_MAIN v1_bwd_sm80_fp16_d64_window_75ea47d1.cu && ./a.out
+// launch      v1_bwd_sm80_fp16_d64_window_75ea47d1_prepare<<<8192, 256, 0>>>, as planned
+// launch      v1_bwd_sm80_fp16_d64_window_75ea47d1<<<256, 256, 132096>>>, as planned
 //
 // arguments
 //   ptr    q           device memory
@@ -33,12 +33,13 @@
 //   i32    window_right  255
 //
 // shared memory
-//   from      0   32768 bytes  K, and dK at the end
-//   from  32768   32768 bytes  V, and dV at the end
-//   from  65536   16384 bytes  Q, slot 0
-//   from  81920   16384 bytes  dO, slot 0
-//   from  98304   65536 bytes  dS
-//   from 163840    1024 bytes  L and D, slot 0
+//   from      0   16384 bytes  K, and dK at the end
+//   from  16384   16384 bytes  V, and dV at the end
+//   from  32768   16384 bytes  Q, slot 0
+//   from  49152   16384 bytes  dO, slot 0
+//   from  65536   32768 bytes  dS
+//   from  98304   32768 bytes  P
+//   from 131072    1024 bytes  L and D, slot 0
 //
 // templates, with the first 8 digits of their sha256
 //   967bade8  device/copy.cuh
@@ -73,13 +74,13 @@
 // {"gpu": {"arch": "sm_80", "name": "a100-sxm4-80gb"}, "kernel": {"algo": "v1", "arch": "sm_80",
 // "bias": "none", "deterministic": false, "dtype": "fp16", "head_dim": 64, "head_dim_v": 64,
 // "mask": "window", "out_dtype": "fp16", "pack_gqa": false, "pass": "bwd", "scales": "none",
-// "softcap": false, "splits": false, "tile": {"block_kv": 256, "block_q": 128, "p_in": "registers",
+// "softcap": false, "splits": false, "tile": {"block_kv": 128, "block_q": 128, "p_in": "shared",
 // "registers": 255, "stages": 1, "step_kv": 0, "warps": 8}, "varlen": false}, "problem": {"batch":
 // 16, "bias": "none", "causal": false, "deterministic": false, "dtype": "fp16", "head_dim": 64,
 // "head_dim_v": 64, "heads": 16, "incoherent": false, "kv_heads": 16, "out_dtype": "fp16", "pass":
 // "bwd", "scale": 0.125, "scales": "tensor", "seq": 4096, "seq_kv": 4096, "softcap": 0.0, "varlen":
-// false, "window": [255, 255]}, "schema": "fasim.plan/1", "smem_bytes": 164864}
-// ---- the rest of the file has sha256 d4a3ec2d477b77d3f9b7e51dd35ad22f8b306c99e48214ff11136fe9e70582d5
+// false, "window": [255, 255]}, "schema": "fasim.plan/1", "smem_bytes": 132096}
+// ---- the rest of the file has sha256 20865407d6904b7c5671bbbd557373bbef55ad353081bdf9ee1773d9fa34b8d3
 // FlashAttention, backward, in the paper's order (Dao et al. 2022, algorithm 4).
 //
 // Two kernels, launched one after the other with the same arguments:
@@ -119,17 +120,17 @@ constexpr int kHeadDimV = 64;  // of V and O
 constexpr int kD = 64;  // as stored: whole 16-wide matrix steps, the rest zero
 constexpr int kDV = 64;
 constexpr int kBlockQ = 128;  // B_r: queries of one tile
-constexpr int kBlockKV = 256;  // B_c: keys of one tile
+constexpr int kBlockKV = 128;  // B_c: keys of one tile
 constexpr int kWarps = 8;
 constexpr int kThreads = 32 * kWarps;
-constexpr int kSplit = 1;  // warps that share keys, each with its columns of dK and dV
+constexpr int kSplit = 2;  // warps that share keys, each with its columns of dK and dV
 constexpr int kWarpKeys = kBlockKV / kWarps * kSplit;
 constexpr int kSlots = 1;  // tiles of Q and dO in shared memory
 constexpr int kRowTiles = kWarpKeys / 16;
 constexpr int kStepQ = 32;  // queries whose scores fit the registers beside dK and dV …
 constexpr int kPartQ = kStepQ / kRowTiles;  // … and whose dP fits beside those
 constexpr int kRegisters = 255;  // of a thread: so many that as many blocks fit an SM as planned
-constexpr int kSmemBytes = 164864;
+constexpr int kSmemBytes = 132096;
 constexpr int kChunkElements = 16 / int(sizeof(Element));  // of the 16-byte unit of copies
 constexpr float kLog2e = 1.442695041f;
 
@@ -147,7 +148,7 @@ __device__ __forceinline__ int warp_column(int i) {
   return (i / 2 * kSplit + warp_part()) * 16 + i % 2 * 8;
 }
 
-constexpr int kWeightTiles = 1;  // of dS
+constexpr int kWeightTiles = 2;  // of dS and of P
 constexpr int kTileElements = (kBlockKV + kBlockQ) * (kD + kDV) + kWeightTiles * kBlockQ * kBlockKV;
 
 static_assert(kTileElements * sizeof(Element) + 2 * kBlockQ * sizeof(float) == kSmemBytes,
@@ -457,14 +458,23 @@ __device__ __forceinline__ u32 columns_of(const Element* queries) {
   return ptx::smem_address(chunk_at<kCols>(queries, lane % 16, chunk));
 }
 
-// sum += P^T dO, or dS^T Q, over a step of queries, from registers.
+// sum += P^T dO, or dS^T Q, over a tile of queries: weights as all warps left them, keys by queries.
 template <int kCols>
-__device__ __forceinline__ void accumulate_step(Accumulator<kCols>& sum, const Weights& p,
+__device__ __forceinline__ void accumulate_tile(Accumulator<kCols>& sum, const Element* weights,
                                                 const Element* queries) {
+  const int lane = threadIdx.x % 32;
   const u32 rows = columns_of<kCols>(queries);
+  const u32 first =
+      ptx::smem_address(chunk_at<kBlockQ>(weights, warp_keys() + lane % 16, lane / 16));
+#pragma unroll 2
+  for (int query = 0; query < kBlockQ; query += 16) {
+    u32 p[kRowTiles][4];
 #pragma unroll
-  for (int i = 0; i < kStepQ / 16; ++i) {
-    accumulate<kCols>(sum, p[i], rows + 16 * i * kCols * int(sizeof(Element)));
+    for (int i = 0; i < kRowTiles; ++i) {
+      const u32 row = 16 * i * kBlockQ * int(sizeof(Element));
+      ptx::ldmatrix_x4(p[i], along_row<kBlockQ>(first, query / 8) + row);
+    }
+    accumulate<kCols>(sum, p, rows + query * kCols * int(sizeof(Element)));
   }
 }
 
@@ -740,7 +750,7 @@ __device__ __forceinline__ void update_query_gradient(float* dq_tile, Element* d
 // ---- Kernels ------------------------------------------------------------------------------------
 // clang-format off
 extern "C" __global__ void
-v1_bwd_sm80_fp16_d64_window_cf236ac9_prepare(
+v1_bwd_sm80_fp16_d64_window_75ea47d1_prepare(
     const Element* __restrict__ q, const Element* __restrict__ k, const Element* __restrict__ v,
     const Element* __restrict__ o, const Element* __restrict__ dO, const float* __restrict__ lse,
     float* __restrict__ delta, float* __restrict__ dq_acc, Element* __restrict__ dq,
@@ -775,7 +785,7 @@ v1_bwd_sm80_fp16_d64_window_cf236ac9_prepare(
 
 // clang-format off
 extern "C" __global__ void __maxnreg__(kRegisters)
-v1_bwd_sm80_fp16_d64_window_cf236ac9(
+v1_bwd_sm80_fp16_d64_window_75ea47d1(
     const Element* __restrict__ q, const Element* __restrict__ k, const Element* __restrict__ v,
     const Element* __restrict__ o, const Element* __restrict__ dO, const float* __restrict__ lse,
     float* __restrict__ delta, float* __restrict__ dq_acc, Element* __restrict__ dq,
@@ -789,7 +799,8 @@ v1_bwd_sm80_fp16_d64_window_cf236ac9(
   Element* v_tile = k_tile + kBlockKV * kD;
   Element* q_tile = v_tile + kBlockKV * kDV;
   Element* do_tile = q_tile + kBlockQ * kD;
-  Element* ds_tile = do_tile + kBlockQ * kDV;  // keys by queries
+  Element* ds_tile = do_tile + kBlockQ * kDV;  // keys by queries, as P after it
+  Element* p_tile = ds_tile + kBlockQ * kBlockKV;
   float* lse_rows = reinterpret_cast<float*>(smem_raw + kTileElements * sizeof(Element));
   float* delta_rows = lse_rows + kBlockQ;
 
@@ -855,10 +866,12 @@ v1_bwd_sm80_fp16_d64_window_cf236ac9(
         }
         round_weights<kStepQ>(p, s, 0);
         share_weights(ds_tile, ds, step);
-        accumulate_step<kDV>(dv_acc, p, do_tile + step * kDV);
-        accumulate_step<kD>(dk_acc, ds, q_tile + step * kD);
+        share_weights(p_tile, p, step);
       }
-      __syncthreads();  // dS of all warps is there, and Q and dO are done with
+      __syncthreads();  // P and dS of all warps are there
+      accumulate_tile<kDV>(dv_acc, p_tile, do_tile);
+      accumulate_tile<kD>(dk_acc, ds_tile, q_tile);
+      __syncthreads();  // Q and dO are done with
       const i64 apart = 1, dq_row = row;
       const i64 dq_tile = (batch * heads + head) * q_blocks + q_block;
       const bool first = first_key <= first_key_of(query, span);
@@ -937,8 +950,8 @@ int main(int argc, char** argv) {
   Element* dq = device_array<Element>(rows * kHeadDim);
   Element* dk = device_array<Element>(keys * kHeadDim);
   Element* dv = device_array<Element>(keys * kHeadDimV);
-  const auto prepare = v1_bwd_sm80_fp16_d64_window_cf236ac9_prepare;
-  const auto kernel = v1_bwd_sm80_fp16_d64_window_cf236ac9;
+  const auto prepare = v1_bwd_sm80_fp16_d64_window_75ea47d1_prepare;
+  const auto kernel = v1_bwd_sm80_fp16_d64_window_75ea47d1;
   cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSmemBytes);
   const auto launch = [&](auto entry, int grid, int smem_bytes) {
     // clang-format off

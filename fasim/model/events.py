@@ -1,0 +1,274 @@
+"""What one head's kernel loads, computes and stores, in order: the schedule behind every byte.
+
+A stream of events for each algorithm, in the order in which a kernel's roles issue them. Summed
+over the heads, the bytes are the issued traffic of traffic.py, tensor by tensor; the emulator sees
+a kernel do the same in the same order (tests/emulator/test_event_order.py).
+
+Sources: Dao et al. 2022, algorithm 1 (V1: keys outside); Dao 2023, algorithm 1 (V2: queries
+outside); Shah et al. 2024, algorithms 1 and 2 (V3: a producer fills a ring, consumers keep the
+values of one tile behind the scores of the next).
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from fasim.plan import SCALE_INPUTS, WARPGROUP, WARPGROUP_ROWS, Tile, v3_layout
+from fasim.problem import Problem
+
+
+class Event(NamedTuple):
+    """``role`` does ``kind`` (load, product, softmax or store) to ``what``: a tensor; s, the scores
+    Q K'; p, their weights; pv, the weighted values. ``query`` and ``key`` are the first row and key
+    of its tile, -1 where it has none."""
+
+    role: str
+    kind: str
+    what: str
+    query: int = -1
+    key: int = -1
+    bytes: int = 0
+
+
+def units(problem: Problem, variant: str) -> int:
+    """How many times the stream runs: once a query head, where keys are split once a K/V head."""
+    return problem.batch * (problem.kv_heads if variant == "v2_split" else problem.heads)
+
+
+def events(problem: Problem, variant: str, tile: Tile, splits: int = 1) -> Iterator[Event]:
+    """The events of one of ``units`` heads, forward."""
+    streams = {"v1": _v1, "v2": _v2, "v2_split": _v2_split, "v3": _v3}
+    return streams[variant](_Head(problem, variant, tile), splits)
+
+
+class _Head:
+    """Tiles of one head and the bytes of each."""
+
+    def __init__(self, problem: Problem, variant: str, tile: Tile) -> None:
+        self.problem, self.tile, self.variant = problem, tile, variant
+        self.group = problem.group if variant == "v2_split" else 1  # query heads whose rows pack
+        self.rows = problem.seq * self.group
+        self.queries = range(0, self.rows, tile.block_q)
+
+    def seen(self, first: int, count: int) -> range:
+        """Keys that ``count`` rows from ``first`` on see; empty if none."""
+        p, (left, right) = self.problem, self.problem.reach
+        aligned = p.seq_kv - p.seq
+        last = min(first + count, self.rows) - 1
+        start = max(0, first // self.group + aligned - left) if left >= 0 else 0
+        stop = last // self.group + aligned + right + 1 if right >= 0 else p.seq_kv
+        return range(start, max(start, min(stop, p.seq_kv)))
+
+    def steps(self, query: int) -> list[int]:
+        """First keys of the tiles that a tile of queries visits, ascending."""
+        seen, n = self.seen(query, self.tile.block_q), self.tile.block_kv
+        return list(range(seen.start // n * n, seen.stop, n)) if seen else []
+
+    def load(self, role: str, what: str, query: int = -1, key: int = -1) -> Event:
+        return Event(role, "load", what, query, key, self.bytes(what, query, key))
+
+    def store(self, role: str, what: str, query: int) -> Event:
+        return Event(role, "store", what, query, -1, self.bytes(what, query, -1))
+
+    def bytes(self, what: str, query: int, key: int) -> int:
+        """Of a tile, clipped to the tensor."""
+        p = self.problem
+        rows = min(self.tile.block_q, self.rows - query)
+        keys = max(0, min(self.tile.block_kv, p.seq_kv - key))
+        size = {
+            "q": rows * p.head_dim * p.element_bytes,
+            "k": keys * p.head_dim * p.element_bytes,
+            "v": keys * p.head_dim_v * p.element_bytes,
+            "o": rows * p.head_dim_v * p.out_bytes,
+            **dict.fromkeys(("o_acc", "o_part"), rows * p.head_dim_v * 4),
+            **dict.fromkeys(("lse", "m", "l", "m_part", "l_part"), rows * 4),
+        }
+        return size[what]
+
+    def constants(self, role: str) -> Iterator[Event]:
+        """What every thread of a block reads for itself, for some options."""
+        p, threads = self.problem, self.tile.threads
+        size = {"slopes": 4 * (p.bias == "alibi")}
+        size |= dict.fromkeys(SCALE_INPUTS, 4 * (p.dtype == "e4m3"))
+        if self.variant != "v3":
+            yield from self.ends(role, threads)
+        yield from (Event(role, "load", n, bytes=b * threads) for n, b in size.items() if b)
+
+    def ends(self, role: str, threads: int) -> Iterator[Event]:
+        """Those of its sequence, where several are packed."""
+        names = ("cu_seqlens_q", "cu_seqlens_k") if self.problem.varlen else ()
+        yield from (Event(role, "load", name, bytes=8 * threads) for name in names)
+
+    def step(self, role: str, query: int, key: int) -> Iterator[Event]:
+        """Scores and their weights; where they have a dense bias, it is read between."""
+        yield Event(role, "product", "s", query, key)
+        if self.problem.dense:
+            yield Event(role, "load", "bias", query, key, self.bias(query, key))
+        yield Event(role, "softmax", "p", query, key)
+
+    def bias(self, query: int, key: int) -> int:
+        """Rows that skip a tile of keys together do not read its bias."""
+        p, n = self.problem, self.tile.keys_per_step
+        apart = (self.variant, p.dtype != "fp32") == ("v2", True)
+        rows = self.tile.block_q // self.tile.warps if apart else self.tile.block_q
+        keys = max(0, min(n, p.seq_kv - key))
+        total = 0
+        for first in range(query, min(query + self.tile.block_q, p.seq), rows):
+            seen = self.seen(first, rows)
+            meets = bool(seen) and key < seen.stop and seen.start < key + n
+            total += meets * min(rows, p.seq - first) * keys * p.bias_bytes
+        return total
+
+
+def _v1(head: _Head, _: int) -> Iterator[Event]:
+    """Keys outside: each tile of them comes once, and every tile of queries that sees it passes by
+    and takes its O, m and l along."""
+    if not head.queries:
+        return
+    yield from head.constants("block")
+    block_kv = head.tile.block_kv
+    for key in range(0, max(head.problem.seq_kv, 1), block_kv):
+        yield head.load("block", "k", key=key)
+        yield head.load("block", "v", key=key)
+        for query in head.queries:
+            visited = head.steps(query) or [0]
+            if visited[0] <= key <= visited[-1]:
+                yield from _v1_tile(head, query, key, visited)
+
+
+def _v1_tile(head: _Head, query: int, key: int, visited: list[int]) -> Iterator[Event]:
+    yield head.load("block", "q", query)
+    seen, n = head.seen(query, head.tile.block_q), head.tile.keys_per_step
+    stop = min(key + head.tile.block_kv, seen.stop) if seen else key
+    for step in range(max(key, seen.start // n * n), stop, n):
+        yield from head.step("block", query, step)
+        yield Event("block", "product", "pv", query, step)
+    state = ("m", "l", "o_acc")
+    if key > visited[0]:
+        yield from (head.load("block", name, query) for name in state)
+    for name in state if key < visited[-1] else ("lse", "o"):
+        yield head.store("block", name, query)
+
+
+def _v2(head: _Head, _: int) -> Iterator[Event]:
+    """A block a tile of queries; under a causal mask those with the most keys first, keys
+    descending."""
+    for query in head.queries[:: -1 if head.problem.mask == "causal" else 1]:
+        yield from head.constants("block")
+        yield head.load("block", "q", query)
+        yield from _ring(head, query, head.steps(query)[::-1])
+        yield head.store("block", "lse", query)
+        yield head.store("block", "o", query)
+
+
+def _ring(head: _Head, query: int, keys: list[int]) -> Iterator[Event]:
+    """K, V, K, V … through 2 x stages slots: a load starts as soon as its slot is free."""
+    loads = deque(head.load("block", what, key=key) for key in keys for what in ("k", "v"))
+    ahead = 2 * head.tile.stages - 1
+
+    def fill(count: int) -> Iterator[Event]:
+        yield from (loads.popleft() for _ in range(min(count, len(loads))))
+
+    yield from fill(ahead)
+    for key in keys:
+        yield from fill(1)
+        yield from head.step("block", query, key)
+        yield from fill(1)
+        yield Event("block", "product", "pv", query, key)
+
+
+def _v2_split(head: _Head, splits: int) -> Iterator[Event]:
+    """Rows of a group packed; every split of their keys is a block and leaves a part of O, m and l,
+    which a last kernel combines."""
+    for split in range(splits):
+        for query in head.queries:
+            keys = head.steps(query)
+            share = slice(len(keys) * split // splits, len(keys) * (split + 1) // splits)
+            yield head.load("block", "q", query)
+            yield from _ring(head, query, keys[share])
+            yield from (head.store("block", name, query) for name in ("o_part", "m_part", "l_part"))
+    for query in head.queries:
+        for name in ("m_part", "m_part", "l_part", "o_part"):
+            part = head.load("combine", name, query)
+            yield part._replace(bytes=part.bytes * splits)
+        yield head.store("combine", "o", query)
+        yield head.store("combine", "lse", query)
+
+
+def _v3(head: _Head, _: int) -> Iterator[Event]:
+    """One block that works on all tiles of queries, those with the most keys first. The producer
+    runs ahead as far as its rings let it: a slot is free when all consumers are done with it."""
+    steps = [(query, _v3_steps(head, query)) for query in reversed(head.queries)]
+    loads = deque(_v3_loads(head, steps))
+    done: Counter[str] = Counter()
+    for event, finished in _v3_work(head, steps):
+        while loads and done[loads[0][1]] > loads[0][2]:
+            yield loads.popleft()[0]
+        yield event
+        done.update(finished)
+
+
+def _v3_steps(head: _Head, query: int) -> list[int]:
+    """Descending; where no query sees a key one tile beyond the last, whose bytes are none."""
+    beyond = (head.problem.seq_kv // head.tile.block_kv + 1) * head.tile.block_kv
+    return head.steps(query)[::-1] or [beyond]
+
+
+_Steps = list[tuple[int, list[int]]]
+
+
+def _v3_loads(head: _Head, steps: _Steps) -> Iterator[tuple[Event, str, int]]:
+    """The producer's, V one step behind K; each with what must have happened more often than so
+    many times before its slot is free."""
+    role, stages, count = "producer", head.tile.stages, 0
+    late: list[int] = []  # the key tile whose V is still to come
+    for i, (query, keys) in enumerate(steps):
+        yield from ((event, "tile", -1) for event in head.ends(role, 1))
+        yield head.load(role, "q", query), "tile", i - v3_layout(head.problem, head.tile)[0]
+        for key in keys:
+            yield head.load(role, "k", key=key), "p", count - stages
+            yield from ((head.load(role, "v", key=k), "pv", count - 1 - stages) for k in late)
+            late, count = [key], count + 1
+    yield from ((head.load(role, "v", key=k), "pv", count - 1 - stages) for k in late)
+
+
+def _v3_work(head: _Head, steps: _Steps) -> Iterator[tuple[Event, tuple[str, ...]]]:
+    """The consumers': scores of a step, then the values of the step before; O of a tile of queries
+    leaves while the first scores of the next become weights. Each event comes with what is finished
+    after it."""
+    before: tuple[int, int, bool] | None = None
+    for query, key, first, last in ((q, k, keys[0], keys[-1]) for q, keys in steps for k in keys):
+        if key == first:
+            yield from ((event, ()) for event in head.constants("consumers"))
+        yield from _each(head, "product", "s", query, key)
+        if head.problem.dense:
+            yield from _each(head, "load", "bias", query, key)
+        ends = before is not None and before[2]
+        if before:
+            yield from _each(head, "product", "pv", *before[:2], ("pv",))
+        if before and ends:
+            yield from _each(head, "store", "lse", before[0])
+        yield from _each(head, "softmax", "p", query, key, ("p", "tile")[: 1 + (key == last)])
+        if before and ends:
+            yield from _each(head, "store", "o", before[0])
+        before = query, key, key == last
+    if before:
+        yield from _each(head, "product", "pv", *before[:2], ("pv",))
+        yield from _each(head, "store", "lse", before[0])
+        yield from _each(head, "store", "o", before[0])
+
+
+def _each(
+    head: _Head, kind: str, what: str, query: int, key: int = -1, finished: tuple[str, ...] = ()
+) -> Iterator[tuple[Event, tuple[str, ...]]]:
+    """The same of every consumer, for its own rows; the last of them finishes it."""
+    consumers = head.tile.warps // WARPGROUP
+    whole = {"store": lambda: head.bytes(what, query, key), "load": lambda: head.bias(query, key)}
+    size = whole[kind]() if kind in whole else 0
+    rows = min(head.tile.block_q, head.rows - query)
+    for i in range(consumers):
+        own = min(max(rows - WARPGROUP_ROWS * i, 0), WARPGROUP_ROWS)
+        event = Event(f"consumer {i}", kind, what, query, key, size * own // rows)
+        yield event, finished if i == consumers - 1 else ()

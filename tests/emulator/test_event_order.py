@@ -1,0 +1,143 @@
+"""A kernel in the emulator does what the model's stream of events says, in its order, role by role.
+
+The trace counts instructions, the stream tiles: products in a row are one span, told apart by how
+many instructions one takes, and loads between two products are a set. The warp looked at sees all
+keys that its tile of queries does: the last one, in V3 any, of which the first stores.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from itertools import groupby
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fasim import gpu, planner
+from fasim.emulator import trace
+from fasim.model.events import Event, events
+from fasim.plan import WARPGROUP, Plan, Tile
+from fasim.problem import Problem
+from fasim.render import render
+from fasim.runners.emulator import EmulatorRunner
+
+pytestmark = pytest.mark.emulator
+
+Seen = tuple[str, Any]  # a kind; of loads and stores a set of (tensor, tile), of a product which
+
+V2 = Tile(block_q=64, block_kv=64, stages=2, warps=4, registers=128)
+V3 = Tile(block_q=128, block_kv=64, stages=2, warps=8, registers=240)
+CASES: dict[str, tuple[str, Tile, dict[str, Any]]] = {
+    "v1": (
+        "v1",
+        Tile(block_q=64, block_kv=128, warps=4, step_kv=32, registers=168),
+        {"seq": 256, "seq_kv": 300, "causal": True},
+    ),
+    "v2-causal": ("v2", V2, {"seq": 256, "seq_kv": 250, "causal": True}),
+    "v2-one-stage": ("v2", replace(V2, stages=1), {"seq": 128, "seq_kv": 256}),
+    "v3-causal": ("v3", V3, {"seq": 512, "seq_kv": 250, "causal": True}),
+    "v3-window": ("v3", V3, {"seq": 256, "seq_kv": 250, "window": (70, 10)}),
+    "v3-three-consumers": (
+        "v3",
+        replace(V3, block_q=192, warps=12, registers=160),
+        {"seq": 384, "seq_kv": 256},
+    ),
+}
+WEIGHING = {
+    "quad_max",
+    "weigh",
+    "reset",
+    "all_settled",
+    "round_weights",
+}  # functions of the softmax
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_emulator_does_what_the_events_say(name: str) -> None:
+    algo, tile, options = CASES[name]
+    problem = Problem(batch=1, heads=1, head_dim=64, **options)
+    entry = planner.plan(problem, gpu.load("h200"), algo, tile=tile)
+    assert entry.plan
+    assert entry.tile
+    assert -(-problem.seq // tile.block_q) <= 4
+    assert -(-problem.seq_kv // tile.block_kv) <= 4
+    said = list(events(problem, algo, entry.tile))
+    spans = traced(replace(entry.plan, slots=1))  # V3: one block does all
+    for role, warp in warps(algo, tile):
+        mine = [span for span in spans if span["warp"] == warp]
+        assert list(grouped(executed(mine, problem, tile))) == list(grouped(stated(said, role)))
+
+
+def warps(algo: str, tile: Tile) -> Iterable[tuple[str, int]]:
+    if algo != "v3":
+        return [("block", tile.warps - 1)]
+    consumers = tile.warps // WARPGROUP
+    first = [(f"consumer {i}", WARPGROUP * i) for i in range(consumers)]
+    return [*first, ("producer", tile.warps)]
+
+
+def traced(plan: Plan) -> list[dict[str, Any]]:
+    kernel, launch = render(plan), plan.launch_for()
+    draw = np.random.default_rng(0)
+    shapes = {name: shape for name, (shape, _) in launch.inputs.items()}
+    arrays = {name: draw.standard_normal(s).astype(np.float16) for name, s in shapes.items()}
+    spans = EmulatorRunner(workers=1).trace(kernel, arrays, launch)
+    return list(trace.document(kernel, spans)["spans"])
+
+
+def stated(said: Iterable[Event], role: str) -> Iterator[Seen]:
+    """What the stream says of a role. TMA and copies name no byte beyond a tensor."""
+    for event in said:
+        if event.role != role or (event.kind in ("load", "store") and not event.bytes):
+            continue
+        if event.kind in ("load", "store"):
+            yield event.kind, (event.what, max(event.query, event.key))
+        else:
+            yield event.kind, event.what
+
+
+def executed(spans: list[dict[str, Any]], problem: Problem, tile: Tile) -> Iterator[Seen]:
+    """What one warp did; block after block."""
+    products = [span["count"] for span in spans if span["sort"] == "product"]
+    cost = {"s": products[0], "pv": products[-1]} if products else {}
+    for span in spans:
+        if span["sort"] == "product":
+            yield from (("product", what) for what in multiplied(span, cost))
+        elif span["sort"] == "softmax" and span["function"] in WEIGHING:
+            yield "softmax", "p"
+        elif "array" in span:
+            kind = "store" if span["sort"] == "store" else "load"
+            yield from ((kind, (span["array"], row)) for row in rows(span, problem, tile))
+
+
+def multiplied(span: dict[str, Any], cost: dict[str, int]) -> Iterator[str]:
+    """The products of a span take turns; they take as many instructions as it has."""
+    what, left = "s" if "scores" in span["function"] else "pv", span["count"]
+    while left > 0:
+        yield what
+        left -= cost[what]
+        what = "pv" if what == "s" else "s"
+    assert left == 0, span
+
+
+def rows(span: dict[str, Any], problem: Problem, tile: Tile) -> Iterable[int]:
+    """First rows of the tiles that a span's bytes are of."""
+    name = span["array"]
+    element = {"o_acc": 4 * problem.head_dim, "m": 4, "l": 4, "lse": 4}.get(
+        name, problem.head_dim * problem.element_bytes
+    )
+    block = tile.block_kv if name in ("k", "v") else tile.block_q
+    start, stop = span["source"]
+    first, last = start // (element * block), (stop - 1) // (element * block)
+    return range(first * block, last * block + 1, block)
+
+
+def grouped(seen: Iterable[Seen]) -> Iterator[tuple[str, Any]]:
+    """Loads in a row, and stores in a row, as a set; softmax in a row as one."""
+    for kind, group in groupby(seen, key=lambda one: one[0]):
+        if kind == "product":
+            yield from group
+        else:
+            yield kind, sorted({what for _, what in group})

@@ -1,0 +1,91 @@
+"""The stream of events of a kernel moves the bytes that the model counts, tensor by tensor."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from fasim import gpu, planner
+from fasim.entry import Entry
+from fasim.model.events import Event, events, units
+from fasim.problem import Problem
+
+PROBLEMS: tuple[tuple[str, str, dict[str, Any]], ...] = (
+    ("v1", "h200", {"causal": True, "seq": 1024}),
+    ("v1", "a100", {"seq": 1000, "seq_kv": 700, "causal": True}),
+    ("v1", "a100", {"seq": 300, "window": (100, 20), "bias": "alibi"}),
+    ("v1", "a100", {"seq": 333, "bias": "dense", "varlen": False, "causal": True}),
+    ("v1", "a100", {"seq": 65, "seq_kv": 0}),
+    ("v1", "a100", {"seq": 0, "bias": "alibi"}),
+    ("v2", "a100", {"causal": True, "seq": 8192, "heads": 32, "kv_heads": 8}),
+    ("v2", "a100", {"seq": 1000, "seq_kv": 700, "causal": True}),
+    ("v2", "a100", {"seq": 700, "seq_kv": 1001, "causal": True, "batch": 3, "head_dim_v": 64}),
+    ("v2", "h200", {"seq": 1500, "window": (127, 0), "softcap": 30.0, "varlen": True}),
+    ("v2", "h200", {"seq": 777, "bias": "dense", "causal": True}),
+    ("v2", "l4", {"seq": 777, "bias": "dense_fp32", "window": (90, 7), "dtype": "fp32"}),
+    ("v2", "rtx4090", {"seq": 2048, "dtype": "e4m3", "causal": True}),
+    ("v2", "t4", {"seq": 513, "head_dim": 40}),
+    ("v2", "h200", {"seq": 1, "seq_kv": 8192, "heads": 32, "kv_heads": 8}),
+    ("v2", "h200", {"seq": 3, "seq_kv": 5000, "heads": 8, "kv_heads": 2, "causal": True}),
+    ("v3", "h200", {"causal": True, "seq": 8192}),
+    ("v3", "h100", {"seq": 1000, "seq_kv": 700, "causal": True, "dtype": "bf16"}),
+    ("v3", "h100", {"seq": 700, "seq_kv": 1000, "head_dim": 256}),
+    ("v3", "h100", {"seq": 900, "window": (200, 30), "bias": "dense", "varlen": True}),
+    ("v3", "h200", {"seq": 1025, "causal": True, "bias": "dense_fp32", "softcap": 20.0}),
+    ("v3", "h200", {"seq": 640, "window": (100, 0), "bias": "alibi", "head_dim": 64}),
+    ("v3", "h100", {"seq": 900, "bias": "alibi", "dtype": "e4m3", "head_dim": 64}),
+)
+
+
+def planned(algo: str, device: str, options: dict[str, Any]) -> Entry:
+    return planner.plan(Problem(**options), gpu.load(device), algo)
+
+
+def stream(entry: Entry) -> list[Event]:
+    assert entry.tile
+    return list(events(entry.problem, entry.variant, entry.tile, entry.splits))
+
+
+def moved(entry: Entry, kind: str) -> dict[str, int]:
+    total: Counter[str] = Counter()
+    for event in stream(entry):
+        total[event.what] += event.bytes * (event.kind == kind)
+    times = units(entry.problem, entry.variant)
+    return {name: size * times for name, size in total.items() if size}
+
+
+@pytest.mark.parametrize(("algo", "device", "options"), PROBLEMS)
+def test_the_bytes_of_all_events_are_the_issued_traffic(
+    algo: str, device: str, options: dict[str, Any]
+) -> None:
+    entry = planned(algo, device, options)
+    assert entry.issued
+    assert moved(entry, "load") == {name: b for name, b in entry.issued.reads.items() if b}
+    assert moved(entry, "store") == {name: b for name, b in entry.issued.writes.items() if b}
+
+
+@pytest.mark.parametrize(("algo", "device", "options"), PROBLEMS)
+def test_a_tile_is_multiplied_weighed_and_multiplied_once(
+    algo: str, device: str, options: dict[str, Any]
+) -> None:
+    done: dict[str, list[Any]] = {"s": [], "p": [], "pv": []}
+    for event in stream(planned(algo, device, options)):
+        if event.what in done:
+            done[event.what].append((event.role, event.query, event.key))
+    assert sorted(done["s"]) == sorted(done["p"]) == sorted(done["pv"])
+    assert len(set(done["s"])) == len(done["s"])
+
+
+def test_v3_runs_ahead_by_its_rings_and_no_further() -> None:
+    entry = planned("v3", "h200", {"seq": 4096, "causal": True})
+    assert entry.tile
+    loaded, used = Counter[str](), Counter[str]()
+    for event in stream(entry):
+        loaded[event.what] += event.kind == "load"
+        used[event.what] += event.role == "consumer 0"
+        assert loaded["k"] - used["p"] <= entry.tile.stages
+        assert loaded["v"] - used["pv"] <= entry.tile.stages
+        assert used["s"] <= loaded["k"]
+        assert used["pv"] <= loaded["v"]
