@@ -60,7 +60,7 @@
 //   c5801438  kernels/v3_fwd.cu
 //   f226075c  parts/constants_v3.cuh
 //   2c9f1fd9  parts/main_arrays.cuh
-//   fc234ae9  parts/main_options.cuh
+//   ac5a8a33  parts/main_options.cuh
 //   62494ba8  parts/main_v3.cu
 //   5af47db7  ptx/bar_arrive.cuh
 //   18bd1382  ptx/bar_sync.cuh
