@@ -37,7 +37,7 @@
 //   76c2f1b5  device/integers.cuh
 //   f08efb59  device/load_v3.cuh
 //   6718b7d2  device/mask.cuh
-//   e459aaf0  device/matmul_wgmma.cuh
+//   8e7d2df2  device/matmul_wgmma.cuh
 //   06eb1102  device/matrix_descriptor.cuh
 //   772adaad  device/mbarrier.cuh
 //   d13b3e0b  device/rescore.cuh

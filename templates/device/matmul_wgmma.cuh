@@ -103,8 +103,8 @@ __device__ __forceinline__ void finish_products(float (&result)[1][kTiles][4]) {
   ptx::wgmma_fence_registers(flat(result));
 }
 //% if kernel.scaled
-//% set parameter = ", float value_factor" if kernel.scales == "block" else ""
-//% set argument = ", value_factor" if kernel.scales == "block" else ""
+//% set parameter = ", float factor" if kernel.scales == "block" else ""
+//% set argument = ", factor" if kernel.scales == "block" else ""
 
 // The same of the first values, where kLeft products were started after them.
 template <int kLeft>
