@@ -135,6 +135,12 @@ def _check(entry: Entry) -> None:
             f"{entry.algo} has no tiles to show",
             hint="add --algo v1, v2 or v3: the page compares them with standard attention",
         )
+    if (entry.algo, entry.problem.dtype) == ("v3", "e4m3"):
+        raise UsageError(
+            "the page does not plan V3 in e4m3",
+            why="its kernel lays out V in a launch of its own, which the page does not draw",
+            hint="`fasim plan` and `fasim explain` do; the page shows V3 in fp16 and bf16",
+        )
     assert entry.issued, "available entries carry their bytes"
     if entry.issued.total > MOST_BYTES:
         raise UsageError(
