@@ -47,7 +47,7 @@
 //   567f0171  device/tensor_map.cuh
 //   689d4211  device/turn.cuh
 //   c2706fe3  device/types.cuh
-//   c5801438  kernels/v3_fwd.cu
+//   79909994  kernels/v3_fwd.cu
 //   f226075c  parts/constants_v3.cuh
 //   2c9f1fd9  parts/main_arrays.cuh
 //   ac5a8a33  parts/main_options.cuh
@@ -74,7 +74,7 @@
 //   9f71dff2  ptx/smem_address.cuh
 //   8df270ba  ptx/stmatrix_x4.cuh
 //   efa241b0  ptx/thread_index.cuh
-//   2c62ee28  ptx/wgmma.cuh
+//   dd0cf2ad  ptx/wgmma.cuh
 //   348da6bd  ptx/wgmma_commit_group.cuh
 //   a6ad2961  ptx/wgmma_fence.cuh
 //   f539230e  ptx/wgmma_wait_group.cuh

@@ -38,14 +38,16 @@ constexpr int kStoreBarrier = 1 + kConsumers;  // a consumer alone
 //% for name in v3_instructions(kernel)
 //% include "ptx/" ~ name ~ ".cuh"
 //% endfor
-//% with type = ptx_type(kernel.dtype), n = tile.block_kv, a = "shared"
+//% with type = ptx_type(kernel.dtype), fresh = kernel.dtype == "e4m3"
+//% with n = tile.block_kv, a = "shared"
 //% include "ptx/wgmma.cuh"
 //% endwith
 //% for columns in value_columns(kernel)
-//% with type = ptx_type(kernel.dtype), n = columns, a = "registers"
+//% with n = columns, a = "registers"
 //% include "ptx/wgmma.cuh"
 //% endwith
 //% endfor
+//% endwith
 
 //% include "device/mbarrier.cuh"
 

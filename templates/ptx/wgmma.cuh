@@ -2,13 +2,14 @@ namespace ptx {
 #ifndef FASIM_EMULATE
 
 /*# The one wrapper that is a template: PTX wants every register of D named. It takes `type` (f16, bf16
-    or e4m3), `n` (the columns) and `a` (where A lies: shared or registers). #*/
+    or e4m3), `n` (the columns), `a` (where A lies: shared or registers) and perhaps `fresh`: a second form that
+    only writes D. #*/
 //% set depth = 32 if type == "e4m3" else 16
 //% set count = n // 2
 //% set b = count + (4 if a == "registers" else 1)
 //% set flags = [] if type == "e4m3" else ["kTransposeB"] if a == "registers" else ["kTransposeA", "kTransposeB"]
 //% set places = range(b + 2, b + 2 + flags | length)
-//% set forms = ["", "_fresh"] if type == "e4m3" else [""]
+//% set forms = ["", "_fresh"] if fresh is defined and fresh else [""]
 // d = a b, or d += a b, for 64 x $(n) elements, $(depth) deep, by a warpgroup, in the background.
 //% if a == "registers"
 // Lane 4 g + t of warp w holds rows 16 w + g and 16 w + g + 8 of a, as for mma; b describes a matrix in
