@@ -155,9 +155,11 @@ class Stacks {
     return new_fiber(stack + 4096, kStack - 4096 - stagger, entry);
   }
 
-  // Takes the guards away between launches: each splits a mapping, and a process has so many.
+  // Between launches: takes the guards away, as each splits a mapping and a process has so many, and
+  // lets the system have the memory, as a process may have loaded hundreds of kernels.
   void rest() {
     mprotect(base_ + kStack, kStack * guarded_, PROT_READ | PROT_WRITE);
+    madvise(base_ + kStack, kStack * guarded_, MADV_FREE);
     guarded_ = 0;
   }
 
