@@ -76,9 +76,10 @@ SECOND_PASS_FP32 = 8  # what rows of queries keep besides
 MMA_ROWS = 16  # the fewest queries of a tile
 # V1's plain copies on the way, in blocks of fewer than eight warps, in fp32 also of fewer than
 # four; what it keeps besides in fp32, and beside rows of more than so many columns there.
-V1_BACKWARD_COPIES, V1_BACKWARD_FP32_COPIES = 16, 8
+V1_BACKWARD_COPIES, V1_BACKWARD_FP32_COPIES = 16, 20
 V1_BACKWARD_FP32, V1_BACKWARD_FP32_WIDE, V1_FP32_COLUMNS = 36, 64, 224
-# In 16 bits for packed windows where warps share keys, for windows where a warp has 32 for itself.
+# In 16 bits for packed windows where warps share keys, for windows where a warp has 32 for itself
+# or is one of two.
 V1_BACKWARD_PACKED, V1_BACKWARD_WINDOW = 32, 4
 # V3: what the compiler needs beside accumulators and weights; backward, what FlashAttention-3's
 # published tiles leave it.
@@ -344,7 +345,8 @@ def _v1_bwd_registers(problem: Problem, tiles: Tiles) -> Any:
     if problem.dtype != "fp32":
         window, alone = problem.mask == "window", ~tiles.p_shared & (tiles.bwd_keys > MMA_ROWS)
         packed = tiles.p_shared & (window and problem.varlen)
-        return needed + V1_BACKWARD_PACKED * packed + V1_BACKWARD_WINDOW * (alone & window)
+        few = alone | (tiles.warps < 4)
+        return needed + V1_BACKWARD_PACKED * packed + V1_BACKWARD_WINDOW * (few & window)
     kept = V1_BACKWARD_FP32_WIDE if wide else V1_BACKWARD_FP32
     return needed + kept + V1_BACKWARD_FP32_COPIES * (tiles.warps < 4)
 

@@ -9,6 +9,7 @@ import pytest
 
 from fasim import gpu, planner
 from fasim.entry import Entry
+from fasim.errors import UsageError
 from fasim.model.events import Event, events, units
 from fasim.problem import Problem
 
@@ -35,7 +36,7 @@ PROBLEMS: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ("v3", "h100", {"seq": 900, "window": (200, 30), "bias": "dense", "varlen": True}),
     ("v3", "h200", {"seq": 1025, "causal": True, "bias": "dense_fp32", "softcap": 20.0}),
     ("v3", "h200", {"seq": 640, "window": (100, 0), "bias": "alibi", "head_dim": 64}),
-    ("v3", "h100", {"seq": 900, "bias": "alibi", "dtype": "e4m3", "head_dim": 64}),
+    ("v3", "h100", {"seq": 900, "bias": "alibi", "dtype": "fp16", "head_dim": 64}),
 )
 
 
@@ -89,3 +90,11 @@ def test_v3_runs_ahead_by_its_rings_and_no_further() -> None:
         assert loaded["v"] - used["pv"] <= entry.tile.stages
         assert used["s"] <= loaded["k"]
         assert used["pv"] <= loaded["v"]
+
+
+def test_v3_in_e4m3_is_refused() -> None:
+    problem = Problem(dtype="e4m3")
+    entry = planner.plan(problem, gpu.load("h200"), "v3")
+    assert entry.tile
+    with pytest.raises(UsageError, match="e4m3"):
+        list(events(problem, "v3", entry.tile))
