@@ -145,6 +145,12 @@ class Tile:
         return f"{self.block_q}x{self.block_kv}"
 
 
+def transposes(algo: str, dtype: str) -> bool:
+    """Whether a kernel of the file lays out V anew, with the keys contiguous: wgmma multiplies
+    bytes only so."""
+    return (algo, dtype) == ("v3", "e4m3")
+
+
 @dataclass(frozen=True, kw_only=True)
 class KernelSpec:
     """Everything known at compile time."""
@@ -174,9 +180,7 @@ class KernelSpec:
 
     @property
     def transposes(self) -> bool:
-        """Whether a kernel of the file lays out V anew, with the keys contiguous: wgmma multiplies
-        bytes only so."""
-        return self.algo == "v3" and self.dtype == "e4m3"
+        return transposes(self.algo, self.dtype)
 
     @property
     def parameters(self) -> str:

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from fasim.errors import UsageError
-from fasim.plan import SCALE_INPUTS, WARPGROUP, WARPGROUP_ROWS, Tile, v3_layout
+from fasim.plan import SCALE_INPUTS, WARPGROUP, WARPGROUP_ROWS, Tile, transposes, v3_layout
 from fasim.problem import Problem
 
 
@@ -41,7 +41,7 @@ def units(problem: Problem, variant: str) -> int:
 def events(problem: Problem, variant: str, tile: Tile, splits: int = 1) -> Iterator[Event]:
     """The events of one of ``units`` heads, forward. Raises UsageError for V3 in e4m3, whose
     V comes from a kernel before."""
-    if (variant, problem.dtype) == ("v3", "e4m3"):
+    if transposes(variant, problem.dtype):
         raise UsageError("V3 in e4m3 has no events", why="V is laid out by a launch of its own")
     streams = {"v1": _v1, "v2": _v2, "v2_split": _v2_split, "v3": _v3}
     return streams[variant](_Head(problem, variant, tile), splits)

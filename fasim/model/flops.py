@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from fasim.model.tiles import Ints, Tiles, padded
 from fasim.model.visits import packed_visits, visible_pairs, visits
-from fasim.plan import transposed_rows
+from fasim.plan import transposed_rows, transposes
 from fasim.problem import Problem
 
 USEFUL = {"fwd": (1, 1), "bwd": (2, 2), "train": (3, 3)}  # matmuls over head_dim, over head_dim_v
@@ -35,7 +35,7 @@ def executed(problem: Problem, algo: str, pass_: str, tiles: Tiles) -> Ints:
         per_pair = 2 * (over_d * problem.head_dim + over_dv * problem.head_dim_v)
         return 0 * tiles.block_q + heads * problem.seq * problem.seq_kv * per_pair
     d, dv = (padded(n, problem.dtype) for n in (problem.head_dim, problem.head_dim_v))
-    if (algo, problem.dtype) == ("v3", "e4m3"):
+    if transposes(algo, problem.dtype):
         dv = transposed_rows(problem.head_dim_v)  # a column of ones sums the weights
     per_pair = 2 * (over_d * d + over_dv * dv)
     if algo == "v2_split":

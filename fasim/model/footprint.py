@@ -21,6 +21,7 @@ from fasim.plan import (
     WARP,
     last_columns,
     transposed_shape,
+    transposes,
     v3_layouts,
     v3_smem,
 )
@@ -490,7 +491,7 @@ def _flash_hbm(problem: Problem, algo: str, pass_: str) -> HbmBytes:
     """O and LSE are all that a backward pass needs besides its inputs."""
     t = Tensors.of(problem)
     forward = _v1_workspace(problem) if algo == "v1" else 0
-    if (algo, problem.dtype) == ("v3", "e4m3"):
+    if transposes(algo, problem.dtype):
         forward = math.prod(transposed_shape(problem))
     if pass_ == "fwd":
         return HbmBytes(inputs=t.q + t.kv + t.bias, outputs=t.o + t.lse, workspace=forward)

@@ -19,7 +19,7 @@ from fasim.model.silicon import Rates, rates
 from fasim.model.steps import Step, query_step, step
 from fasim.model.tiles import Ints, Reals, Tiles, ceil_div
 from fasim.model.visits import packed_visits, visits
-from fasim.plan import ABREAST, HOPPER_SMEM, LAZY_DTYPES, WARPGROUP, v3_smem
+from fasim.plan import ABREAST, HOPPER_SMEM, LAZY_DTYPES, WARPGROUP, transposes, v3_smem
 from fasim.problem import Problem
 
 Law = Callable[[Any], Any]  # clocks of a step, by the blocks resident on its SM
@@ -142,15 +142,16 @@ class _Flash:
         """A backward prepares D before its main kernel; V2 and V3 round dQ after it. V3 lays out V
         before, in e4m3."""
         backward = 2 if self.algo == "v1" else 3
-        return backward if self.pass_ == "bwd" else 1 + self._transposes()
-
-    def _transposes(self) -> bool:
-        return (self.algo, self.problem.dtype) == ("v3", "e4m3")
+        return backward if self.pass_ == "bwd" else 1 + transposes(self.algo, self.problem.dtype)
 
     def _aside_s(self) -> float:
         """Seconds of what stands before and after the main kernel, bound by HBM."""
         if self.pass_ == "fwd":
-            moved = traffic.laid_out(self.problem).total if self._transposes() else 0
+            moved = (
+                traffic.laid_out(self.problem).total
+                if transposes(self.algo, self.problem.dtype)
+                else 0
+            )
             return float(moved / self.speed.hbm_bytes_s)
         t = Tensors.of(self.problem)
         rounding = t.q + 2 * _fp32_q(self.problem) if self.algo != "v1" else 0

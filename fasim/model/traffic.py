@@ -18,7 +18,7 @@ from fasim.gpu import Gpu
 from fasim.model.footprint import Tensors, parts_bytes
 from fasim.model.tiles import Ints, Tiles, ceil_div, padded
 from fasim.model.visits import Visits, packed_visits, visits
-from fasim.plan import ABREAST, SCALE_INPUTS, transposed_shape
+from fasim.plan import ABREAST, SCALE_INPUTS, transposed_shape, transposes
 from fasim.problem import Problem
 
 # Share of the L2 that a working set may fill and still be found there again.
@@ -66,7 +66,7 @@ def issued(problem: Problem, algo: str, pass_: str, tiles: Tiles) -> Bytes:
         return _v2_split(problem, tiles)
     seen = visits(problem, tiles.block_q, tiles.block_kv)
     moved = _ISSUED[algo, pass_](problem, seen, tiles)
-    if (algo, problem.dtype) == ("v3", "e4m3"):
+    if transposes(algo, problem.dtype):
         moved = _with_transposed(problem, seen, tiles.block_kv, moved)
     reads = _option_reads if pass_ == "fwd" else _option_reads_bwd
     return Bytes.by_tensor({**moved.reads, **reads(problem, algo, tiles)}, moved.writes)
@@ -359,7 +359,7 @@ def dram(
         return _v1_dram(problem, gpu, pass_, asked, resident)
     abreast = min(ABREAST, problem.batch * problem.kv_heads) if algo == "v2_ordered" else 1
     walked = _walk_dram(problem, gpu, pass_, tiles, asked, resident, abreast)
-    if (algo, problem.dtype) != ("v3", "e4m3"):
+    if not transposes(algo, problem.dtype):
         return walked
     before = laid_out(problem)
     return Bytes(np.minimum(walked.read + before.read, asked.read), walked.write + before.write)

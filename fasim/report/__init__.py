@@ -17,6 +17,7 @@ from fasim.entry import Entry
 from fasim.errors import UsageError
 from fasim.gpu import Gpu
 from fasim.model import silicon
+from fasim.plan import transposes
 from fasim.problem import Problem
 
 SCHEMA = "fasim.report/1"
@@ -135,7 +136,7 @@ def _check(entry: Entry) -> None:
             f"{entry.algo} has no tiles to show",
             hint="add --algo v1, v2 or v3: the page compares them with standard attention",
         )
-    if (entry.algo, entry.problem.dtype) == ("v3", "e4m3"):
+    if transposes(entry.algo, entry.problem.dtype):
         raise UsageError(
             "the page does not plan V3 in e4m3",
             why="its kernel lays out V in a launch of its own, which the page does not draw",
