@@ -22,7 +22,6 @@ from fasim.plan import (
     LEAST_QUERY_STEP,
     LOADER_THREADS,
     QUERY_STEP,
-    SCALE_BLOCK,
     SLAB_BYTES,
     WARPGROUP,
     WARPGROUP_ROWS,
@@ -236,23 +235,11 @@ def _whole_steps() -> Rule:
 
 
 def _whole_slabs() -> Rule:
-    """Where wgmma multiplies bytes V is transposed, in slabs of 128 keys."""
+    """Where wgmma multiplies bytes V is transposed, in slabs of 128 keys; of more keys its sums
+    would keep too few bits."""
     return Rule(
-        lambda c: (c.tiles.block_kv % SLAB_BYTES == 0) | np.full(len(c), c.problem.dtype != "e4m3"),
-        lambda c, i: f"block_kv {c.tiles.block_kv[i]} is not whole slabs of {SLAB_BYTES} keys of V",
-    )
-
-
-def _scaled_blocks() -> Rule:
-    """Where blocks have scale factors of their own a tile has one."""
-    return Rule(
-        lambda c: (
-            (np.maximum(c.tiles.block_q, c.tiles.block_kv) == SCALE_BLOCK)
-            | np.full(len(c), c.problem.scales != "block")
-        ),
-        lambda c, i: (
-            f"{c.tiles.tile(i)} is not one block of {SCALE_BLOCK} rows with a scale factor"
-        ),
+        lambda c: (c.tiles.block_kv == SLAB_BYTES) | np.full(len(c), c.problem.dtype != "e4m3"),
+        lambda c, i: f"block_kv {c.tiles.block_kv[i]} is not one slab of {SLAB_BYTES} keys of V",
     )
 
 
@@ -397,7 +384,7 @@ RULES: dict[tuple[str, str], tuple[Rule, ...]] = {
         *(_whole_packed_rows(), _shared_keys(), _fp32_columns(), _parts_fit()),
         *_LIMITS,
     ),
-    ("v3", "fwd"): (*_V3, _whole_warpgroup_rows(), _whole_slabs(), _scaled_blocks(), *_LIMITS),
+    ("v3", "fwd"): (*_V3, _whole_warpgroup_rows(), _whole_slabs(), *_LIMITS),
     ("v1", "bwd"): (*_OWNED, _one_stage(), *_LIMITS),
     **{(name, "bwd"): (*_KEYS, *_LIMITS) for name in ("v2", *(f"v2_{form}" for form in FORMS))},
     ("v3", "bwd"): (*_V3, *_LIMITS),

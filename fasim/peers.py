@@ -18,7 +18,12 @@ from fasim.errors import MissingToolError
 from fasim.plan import tensor_shapes
 from fasim.problem import Problem
 
-DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+DTYPES = {
+    "fp32": torch.float32,
+    "fp16": torch.float16,
+    "bf16": torch.bfloat16,
+    "e4m3": torch.float8_e4m3fn,
+}
 SDPA_SWITCHES = {
     "fa2": torch.backends.cuda.enable_flash_sdp,
     "cudnn": torch.backends.cuda.enable_cudnn_sdp,
@@ -142,14 +147,18 @@ def _sdpa(
 def fa3(
     problem: Problem, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
 ) -> Callable[[], torch.Tensor]:
-    """FlashAttention-3's forward pass from the fa3-fwd wheel, bf16 only."""
+    """FlashAttention-3's forward pass from the fa3-fwd wheel, bf16 and e4m3, the latter with scale
+    factors of 1 for each head."""
     flash_attn_func = import_module("fa3_fwd_interface").flash_attn_func
-    if problem.dtype != "bf16":
+    if problem.dtype not in ("bf16", "e4m3"):
         raise ValueError(f"the fa3-fwd wheel has no {problem.dtype}")
     tokens = [x.transpose(1, 2).contiguous() for x in (q, k, v)]
+    ones = torch.ones(problem.batch, problem.kv_heads, device=q.device)
+    names = ("q_descale", "k_descale", "v_descale") if problem.dtype == "e4m3" else ()
+    options = {"softmax_scale": problem.scale, "causal": problem.causal} | dict.fromkeys(names, ones)
 
     def launch() -> torch.Tensor:
-        out = flash_attn_func(*tokens, softmax_scale=problem.scale, causal=problem.causal)
+        out = flash_attn_func(*tokens, **options)
         o: torch.Tensor = out[0] if isinstance(out, tuple) else out
         return o.transpose(1, 2)
 

@@ -89,7 +89,8 @@ SLAB_BYTES, HOPPER_SMEM = 128, 232448
 # V3 in e4m3: a row of ones joins those of V transposed, whose keys fill whole slabs; threads of a
 # block that transposes, and the keys and columns of each.
 ONES, TRANSPOSERS, TRANSPOSED = 1, 128, (32, 4)
-FIRST_COLUMNS = 64  # of P V, whose sums of a tile are done before those of the others begin
+TMA_BOX_ROWS = 256
+MOST_COLUMNS = {8: 136, 12: 128}  # of P V that V3 multiplies at once, by the warps that compute
 TMA_BYTES = 16  # a tensor's address and its strides are multiples
 V3_TAIL_BYTES = 1024  # barriers and what else lies behind the tiles
 # Split keys: parts of a row at most, and what a block costs beside its tiles of keys, in tiles.
@@ -395,11 +396,10 @@ class Plan:
         )
 
     def _boxes(self) -> dict[str, int]:
-        """A consumer's rows of Q and O, a tile's of K and V, or all rows of V transposed, up to the
-        next 8 that wgmma takes."""
+        """A consumer's rows of Q and O, a tile's of K and V, or some of V transposed."""
         rows, keys = WARPGROUP_ROWS, self.kernel.tile.block_kv
         of_v = (
-            {"vt": transposed_rows(self.kernel.head_dim_v)}
+            {"vt": value_box_rows(self.kernel.head_dim_v)}
             if self.kernel.transposes
             else {"v": keys}
         )
@@ -705,10 +705,8 @@ def _nonsense_v3(kernel: KernelSpec) -> Iterator[str]:
         yield why
     if kernel.transposes and (kernel.varlen or kernel.bias_dtype):
         yield "no template makes V3 in e4m3 with a dense bias or packed sequences"
-    if kernel.scales == "block" and (kernel.tile.block_q, kernel.tile.block_kv) != (128, 128):
-        yield f"tile {kernel.tile} is not one block of {SCALE_BLOCK} rows, with one scale factor"
-    if kernel.transposes and kernel.tile.block_kv % SLAB_BYTES:
-        yield f"block_kv {kernel.tile.block_kv} is not whole slabs of {SLAB_BYTES} keys of V"
+    if kernel.transposes and kernel.tile.block_kv != SLAB_BYTES:
+        yield f"block_kv {kernel.tile.block_kv} is not one slab of {SLAB_BYTES} keys of V"
 
 
 def _ragged_v3(tile: Tile) -> Iterator[str]:
@@ -830,10 +828,18 @@ def transposed_rows(head_dim_v: int) -> int:
     return padded(head_dim_v, "e4m3") + 8
 
 
-def last_columns(head_dim_v: int) -> int:
-    """Columns of P V that V3 multiplies under the softmax in e4m3: those beyond the first 64."""
+def value_box_rows(head_dim_v: int) -> int:
+    """Rows of V transposed that TMA brings at once, at most 256: an equal part, of whole 8."""
     rows = transposed_rows(head_dim_v)
-    return rows - FIRST_COLUMNS * (rows > FIRST_COLUMNS + 8)
+    parts = (n for n in range(1, rows) if rows % (8 * n) == 0 and rows // n <= TMA_BOX_ROWS)
+    return rows // next(parts)
+
+
+def columns_at_once(head_dim_v: int, warps: int) -> int:
+    """Columns of P V that V3 multiplies at once in e4m3: their sums take the registers of scores."""
+    rows = transposed_rows(head_dim_v)
+    parts = math.ceil(rows / MOST_COLUMNS[warps])
+    return 8 * math.ceil(rows / (8 * parts))
 
 
 def transposed_shape(problem: Problem) -> tuple[int, ...]:

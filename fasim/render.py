@@ -33,7 +33,9 @@ from fasim.plan import (
     KernelSpec,
     Plan,
     Tile,
-    last_columns,
+    SCALE_BLOCK,
+    columns_at_once,
+    value_box_rows,
     padded,
     slabs,
     transposed_rows,
@@ -366,12 +368,12 @@ def v3_instructions(kernel: KernelSpec) -> tuple[str, ...]:
 
 
 def value_columns(kernel: KernelSpec) -> tuple[int, ...]:
-    """Columns of V3's products P V: in e4m3 those without room beside the others come first."""
+    """Columns of V3's products P V: all, but for e4m3, whose sums have fewer registers."""
     if not kernel.transposes:
         return (padded(kernel.head_dim_v),)
-    last = last_columns(kernel.head_dim_v)
-    first = transposed_rows(kernel.head_dim_v) - last
-    return (first, last) if first else (last,)
+    rows = transposed_rows(kernel.head_dim_v)
+    most = columns_at_once(kernel.head_dim_v, kernel.tile.warps)
+    return tuple(dict.fromkeys((most, rows % most or most)))
 
 
 def score_call(kernel: KernelSpec, key: str) -> str:
@@ -487,10 +489,11 @@ def _environment() -> jinja2.Environment:
         *(hooked, softmax_factor, score_terms, score_call, score_columns_call, span_terms),
         *(longest_q, longest_k, dq_tile, head_rows, last_tile, warp_sees),
         *(mma, cvt, matrix_instructions, scale_of),
-        *(q_stages, output_parts, loader_registers, arch_flags, v3_instructions, value_columns),
+        *(q_stages, output_parts, loader_registers, arch_flags, v3_instructions, value_columns, value_box_rows),
     )
     helpers |= {option.__name__: option for option in options}
     environment.globals.update(helpers, ctype=CTYPES.__getitem__, ptx_type=PTX_TYPES.__getitem__)
+    environment.globals["SCALE_BLOCK"] = SCALE_BLOCK
     return environment
 
 

@@ -19,7 +19,8 @@ from fasim.plan import (
     HOPPER_SMEM,
     LAZY_DTYPES,
     WARP,
-    last_columns,
+    MOST_COLUMNS,
+    columns_at_once,
     transposed_shape,
     transposes,
     v3_layouts,
@@ -85,6 +86,7 @@ V1_BACKWARD_PACKED, V1_BACKWARD_WINDOW = 32, 4
 # V3: what the compiler needs beside accumulators and weights; backward, what FlashAttention-3's
 # published tiles leave it.
 V3_BASE, WGMMA_SLACK = 32, 28
+E4M3_BASE, ROUNDED_SUMS = 10, 2
 # What its options keep besides; a bias in fp32 on its way more for every key beyond the first
 # number, and one that meets a softcap's polynomials. Fitted to nvcc 13.0.
 V3_OPTION_REGISTERS = {"window": 12, "softcap": 0, "ALiBi": 8, "dense bias": 12, "sequences": 8}
@@ -382,17 +384,21 @@ def gradient_columns(problem: Problem, tiles: Tiles) -> Ints:
 
 
 def _v3_fwd_registers(problem: Problem, tiles: Tiles) -> Any:
-    """A warpgroup of 128 threads owns 64 rows: S N/2, O D_v/2, P N e/8; in e4m3 also the sums of a
-    tile, with the column of ones."""
+    """A warpgroup of 128 threads owns 64 rows: S N/2, O D_v/2, P N e/8; in e4m3 the sums of a tile take
+    the registers of S, and O has the sums of rounded weights."""
     p = tiles.block_kv * problem.element_bytes // 8
-    o = padded(problem.head_dim_v, problem.dtype) // 2 + tile_sums(problem)
+    o = padded(problem.head_dim_v, problem.dtype) // 2
     options = sum(v3_option_registers(problem, tiles).values())
+    if problem.dtype == "e4m3":
+        s = np.maximum(tiles.block_kv // 2, tile_sums(problem, tiles))
+        return s + o + ROUNDED_SUMS + p + E4M3_BASE + options
     return tiles.block_kv // 2 + o + p + V3_BASE + options
 
 
-def tile_sums(problem: Problem) -> int:
-    """Registers of V3's sums of one tile, and of rounded weights in all, in e4m3."""
-    return (last_columns(problem.head_dim_v) // 2 + 2) * (problem.dtype == "e4m3")
+def tile_sums(problem: Problem, tiles: Tiles) -> Any:
+    """Registers of V3's sums of one tile in e4m3."""
+    at_once = {n: columns_at_once(problem.head_dim_v, n) // 2 for n in MOST_COLUMNS}
+    return np.where(tiles.warps == 12, at_once[12], at_once[8])
 
 
 def _v3_bwd_registers(problem: Problem, tiles: Tiles) -> Any:

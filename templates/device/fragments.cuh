@@ -2,9 +2,6 @@
 using Scores = float[kRowTiles][kStepKV / 8][4];
 //% if kernel.algo == "v3" and kernel.scaled
 using Accumulator = float[kRowTiles][kRowsV / 8][4];
-// The sums of one tile of keys: those of the first columns are added to O before those of the last ones
-// begin, in the same registers.
-using TileSums = float[kRowTiles][kMostColumns / 8][4];
 //% else
 using Accumulator = float[kRowTiles][kDV / 8][4];
 //% endif

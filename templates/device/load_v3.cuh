@@ -15,14 +15,28 @@ __device__ __forceinline__ Place place_of(int first_token, int tokens, int longe
 // One thread brings a tile, slab by slab; the barrier completes when all its bytes have come.
 template <int kRows, int kTileSlabs>
 __device__ __forceinline__ void load_slabs(SlabTile<kRows, kTileSlabs>& tile, const TensorMap* map,
-                                           u64* full, int row, int head, int batch,
-                                           int column = 0) {
+                                           u64* full, int row, int head, int batch) {
 #pragma unroll
   for (int i = 0; i < kTileSlabs; ++i) {
-    ptx::cp_async_bulk_tensor_4d(tile.slab[i], map, full, column + i * kSlabColumns, row, head,
-                                 batch);
+    ptx::cp_async_bulk_tensor_4d(tile.slab[i], map, full, i * kSlabColumns, row, head, batch);
   }
 }
+
+//% if kernel.scaled
+// The same of V transposed, whose rows may be more than a box can have.
+__device__ __forceinline__ void load_values(SlabTile<kRowsV, kSlabsV>& tile, const TensorMap* map,
+                                            u64* full, int key, int head, int batch) {
+#pragma unroll
+  for (int i = 0; i < kSlabsV; ++i) {
+#pragma unroll
+    for (int row = 0; row < kRowsV; row += kBoxRowsV) {
+      ptx::cp_async_bulk_tensor_4d(tile.slab[i][row], map, full, key + i * kSlabColumns, row, head,
+                                   batch);
+    }
+  }
+}
+
+//% endif
 
 struct Loader {  // its thread's view of the rings of K and V
   Shared& shared;
@@ -62,8 +76,8 @@ struct Loader {  // its thread's view of the rings of K and V
 //% endif
     ptx::mbarrier_arrive_expect_tx(&shared.full_v[at.slot], sizeof(shared.v[0]));
 //% if kernel.scaled
-    load_slabs(shared.v[at.slot], v_map, &shared.full_v[at.slot], 0, head, keys.batch,
-               tile * kBlockKV);
+    load_values(shared.v[at.slot], v_map, &shared.full_v[at.slot], tile * kBlockKV, head,
+                keys.batch);
 //% else
     load_slabs(shared.v[at.slot], v_map, &shared.full_v[at.slot], keys.row + tile * kBlockKV, head,
                keys.batch);

@@ -41,50 +41,7 @@ __device__ __forceinline__ void start_scores(Scores& s, u64 q, u64 k) {
   ptx::wgmma_commit_group();
 }
 
-//% if kernel.scaled
-// Starts t = P V, for columns from kColumn on: P in registers, V with the keys contiguous. These products
-// keep few bits below the largest, so that a tile of keys has sums of its own (and fp32 those of all).
-template <int kColumn, int kColumns>
-__device__ __forceinline__ void start_columns(TileSums& t, const Weights& p, u64 v) {
-  auto& sums = reinterpret_cast<float (&)[kColumns / 2]>(t);
-  ptx::wgmma_fence();
-#pragma unroll
-  for (int step = 0; step < kBlockKV / kGranule; ++step) {
-    const u32 key = step % 4 * 32, slab = step / 4;
-    const u64 right = further(v, (slab * kRowsV + kColumn) * 128 + key);
-    if (step == 0) ptx::wgmma_m64k32_e4m3_fresh(sums, p[0][step], right);
-    if (step > 0) ptx::wgmma_m64k32_e4m3(sums, p[0][step], right, true);
-  }
-  ptx::wgmma_commit_group();
-}
-
-//% if kernel.scales == "block"
-// V's scale factor is that of the tile; the ones have none.
-template <int kColumn, int kColumns>
-__device__ __forceinline__ void add_columns(Accumulator& o, const TileSums& t, float value_factor) {
-#pragma unroll
-  for (int i = 0; i < kColumns / 2; ++i) {
-    float& sum = o[0][kColumn / 8 + i / 4][i % 4];
-    const float factor = kColumn + i / 4 * 8 < kDV ? value_factor : 1.f;
-    sum = fmaf(t[0][i / 4][i % 4], factor, sum);
-  }
-}
-//% else
-template <int kColumn, int kColumns>
-__device__ __forceinline__ void add_columns(Accumulator& o, const TileSums& t) {
-#pragma unroll
-  for (int i = 0; i < kColumns / 2; ++i) o[0][kColumn / 8 + i / 4][i % 4] += t[0][i / 4][i % 4];
-}
-//% endif
-
-__device__ __forceinline__ void start_first_values(TileSums& t, const Weights& p, u64 v) {
-  if constexpr (kFirstColumns > 0) start_columns<0, kFirstColumns>(t, p, v);
-}
-
-__device__ __forceinline__ void start_last_values(TileSums& t, const Weights& p, u64 v) {
-  start_columns<kFirstColumns, kLastColumns>(t, p, v);
-}
-//% else
+//% if not kernel.scaled
 // Starts o += P V: P in registers, V with its rows the depth, 16 of them 2048 bytes.
 __device__ __forceinline__ void start_values(Accumulator& o, const Weights& p, u64 v) {
   ptx::wgmma_fence();
@@ -106,16 +63,39 @@ __device__ __forceinline__ void finish_products(float (&result)[1][kTiles][4]) {
 //% set parameter = ", float factor" if kernel.scales == "block" else ""
 //% set argument = ", factor" if kernel.scales == "block" else ""
 
-// The same of the first values, where kLeft products were started after them.
-template <int kLeft>
-__device__ __forceinline__ void finish_first_values(Accumulator& o, TileSums& t$(parameter)) {
-  if constexpr (kFirstColumns == 0) return;
-  finish_products<kLeft>(t);
-  add_columns<0, kFirstColumns>(o, t$(argument));
+// o += P V, for columns from kColumn on: P in registers, V with the keys contiguous. These products keep
+// few bits below the largest, so that a tile of keys has sums of its own, and fp32 those of all. They
+// take the registers that the scores have left.
+template <int kColumn, int kColumns>
+__device__ __forceinline__ void add_columns(Accumulator& o, const Weights& p, u64 v$(parameter)) {
+  float t[1][kColumns / 8][4];
+  ptx::wgmma_fence();
+#pragma unroll
+  for (int step = 0; step < kBlockKV / kGranule; ++step) {
+    const u32 key = step % 4 * 32, slab = step / 4;
+    const u64 right = further(v, (slab * kRowsV + kColumn) * 128 + key);
+    if (step == 0) ptx::wgmma_m64k32_e4m3_fresh(flat(t), p[0][step], right);
+    if (step > 0) ptx::wgmma_m64k32_e4m3(flat(t), p[0][step], right, true);
+  }
+  ptx::wgmma_commit_group();
+  finish_products<0>(t);
+#pragma unroll
+  for (int i = 0; i < kColumns / 2; ++i) {
+    float& sum = o[0][kColumn / 8 + i / 4][i % 4];
+//% if kernel.scales == "block"
+    const float scale = kColumn + i / 4 * 8 < kDV ? factor : 1.f;  // the ones have none
+    sum = fmaf(t[0][i / 4][i % 4], scale, sum);
+//% else
+    sum += t[0][i / 4][i % 4];
+//% endif
+  }
 }
 
-__device__ __forceinline__ void finish_last_values(Accumulator& o, TileSums& t$(parameter)) {
-  finish_products<0>(t);
-  add_columns<kFirstColumns, kLastColumns>(o, t$(argument));
+template <int kColumn = 0>
+__device__ __forceinline__ void add_values(Accumulator& o, const Weights& p, u64 v$(parameter)) {
+  constexpr int kLeft = kRowsV - kColumn, kRest = kLeft % kColumnsAtOnce;
+  constexpr int kColumns = kRest > 0 ? kRest : kColumnsAtOnce;
+  add_columns<kColumn, kColumns>(o, p, v$(argument));
+  if constexpr (kLeft > kColumns) add_values<kColumn + kColumns>(o, p, v$(argument));
 }
 //% endif

@@ -8,15 +8,6 @@ __device__ __forceinline__ void few_scores(FewScores& s, const SlabTile<64, kSla
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
 #pragma unroll
   for (int i = 0; i < 4; ++i) s[0][0][i] = 0.f;
-//% if kernel.scaled
-#pragma unroll 1
-  for (int step = 0; step < kD / 32; ++step) {
-    u32 a[4], b[2];
-    ptx::ldmatrix_x4(a, chunk_address(q, 16 * warp + lane % 16, 2 * step + lane / 16));
-    ptx::ldmatrix_x2(b, chunk_address(k, column + lane % 8, 2 * step + lane / 8 % 2));
-    ptx::mma_m16n8k32_e4m3(s[0][0], a, b[0], b[1]);
-  }
-//% else
 #pragma unroll 1
   for (int step = 0; step < kD / 8; ++step) {
     u32 a[2], b[1];
@@ -24,5 +15,4 @@ __device__ __forceinline__ void few_scores(FewScores& s, const SlabTile<64, kSla
     ptx::ldmatrix_x1(b, chunk_address(k, column + lane % 8, step));
     ptx::mma_m16n8k8_$(ptx_type(kernel.dtype))(s[0][0], a, b[0]);
   }
-//% endif
 }

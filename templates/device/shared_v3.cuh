@@ -12,10 +12,10 @@ struct Work {  // a tile of queries, of one head; first_query < 0: there is no m
 //% else
   int batch;
 //% endif
-//% if kernel.scaled
+//% if kernel.scales == "block"
+  float score_factor[kConsumers];  // makes real numbers of Q K^T, but for K's scales; softmax's included
+//% elif kernel.scaled
   float score_factor;  // makes real numbers of Q K^T, softmax's scale included
-//% endif
-//% if kernel.scales in ("tensor", "head")
   float value_factor;  // and of V
 //% endif
 };
@@ -44,7 +44,11 @@ struct Shared {
 
 static_assert(sizeof(Shared) == kSmemBytes, "shared memory as planned");
 
+//% if kernel.scaled
+// Every warp arrives by itself.
+//% else
 // A warp arrives where it may read a tile again itself, a warpgroup where only its products do.
+//% endif
 __device__ __forceinline__ void init_barriers(Shared& shared) {
   for (int i = 0; i < kQStages; ++i) {
     ptx::mbarrier_init(&shared.full_q[i], 1);
@@ -54,7 +58,7 @@ __device__ __forceinline__ void init_barriers(Shared& shared) {
     ptx::mbarrier_init(&shared.full_k[i], 1);
     ptx::mbarrier_init(&shared.full_v[i], 1);
     ptx::mbarrier_init(&shared.empty_k[i], 4 * kConsumers);
-    ptx::mbarrier_init(&shared.empty_v[i], kConsumers);
+    ptx::mbarrier_init(&shared.empty_v[i], $("4 * " if kernel.scaled)kConsumers);
   }
   ptx::fence_mbarrier_init();
 }

@@ -49,7 +49,7 @@ __device__ __forceinline__ void store_output(Shared& shared, const Accumulator& 
 #pragma unroll
   for (int part = 0; part < kOutputParts; ++part) {
     if (leads) ptx::cp_async_bulk_wait_group_read<0>();  // what lay here before has been read
-    ptx::bar_sync(kStoreBarrier + consumer, 128);
+    ptx::bar_sync(kConsumerBarrier + consumer, 128);
 #pragma unroll
     for (int step = 0; step < kPartSlabs * 4; ++step) {
       const int column = part * kPartSlabs * 8 + 2 * step;  // in units of 8
@@ -64,7 +64,7 @@ __device__ __forceinline__ void store_output(Shared& shared, const Accumulator& 
       ptx::stmatrix_x4(chunk_address(tile, row, 2 * step + lane / 16), pairs);
     }
     ptx::fence_proxy_async();
-    ptx::bar_sync(kStoreBarrier + consumer, 128);
+    ptx::bar_sync(kConsumerBarrier + consumer, 128);
     const int query = work.first_query + consumer * 64;
     if (leads && query < seq_q) {
 #pragma unroll

@@ -22,13 +22,18 @@
 //% include "parts/constants_v3.cuh"
 
 // Named barriers: 0 is __syncthreads.
-constexpr int kTurnBarrier = 1;  // and those after it: a consumer's turn to start products
-constexpr int kStoreBarrier = 1 + kConsumers;  // a consumer alone
+constexpr int kConsumerBarrier = 1;  // and those after it: a consumer alone
+//% if not kernel.scaled
+constexpr int kTurnBarrier = 1 + kConsumers;  // a consumer's turn to start products
+//% endif
 
 // ---- Instructions -------------------------------------------------------------------------------
-//% for name in ("smem_address", "thread_index", "mbarrier_init", "mbarrier_arrive", "mbarrier_arrive_expect_tx", "mbarrier_try_wait", "fence_mbarrier_init", "fence_proxy_async", "cp_async_bulk_tensor_4d", "cp_async_bulk_commit_group", "cp_async_bulk_wait_group", "setmaxnreg_dec", "setmaxnreg_inc", "bar_sync", "bar_arrive", "wgmma_fence", "wgmma_commit_group", "wgmma_wait_group", "stmatrix_x4", "ex2", "lg2")
+//% for name in ("smem_address", "thread_index", "mbarrier_init", "mbarrier_arrive", "mbarrier_arrive_expect_tx", "mbarrier_try_wait", "fence_mbarrier_init", "fence_proxy_async", "cp_async_bulk_tensor_4d", "cp_async_bulk_commit_group", "cp_async_bulk_wait_group", "setmaxnreg_dec", "setmaxnreg_inc", "bar_sync", "wgmma_fence", "wgmma_commit_group", "wgmma_wait_group", "stmatrix_x4", "ex2", "lg2")
 //% include "ptx/" ~ name ~ ".cuh"
 //% endfor
+//% if not kernel.scaled
+//% include "ptx/bar_arrive.cuh"
+//% endif
 //% if kernel.softcap
 //% include "ptx/rcp.cuh"
 //% endif
@@ -84,7 +89,7 @@ constexpr int kStoreBarrier = 1 + kConsumers;  // a consumer alone
 //% include "device/chunk_address.cuh"
 
 //% if not kernel.bias_dtype
-//% include "device/rescore.cuh"
+//% include "device/rescore" ~ ("_e4m3" if kernel.scaled) ~ ".cuh"
 //% endif
 
 //% if kernel.scaled
@@ -93,7 +98,7 @@ constexpr int kStoreBarrier = 1 + kConsumers;  // a consumer alone
 
 //% include "device/matmul_wgmma.cuh"
 
-//% include "device/softmax_in_place" ~ ("_e4m3" if kernel.scaled) ~ ".cuh"
+//% include "device/softmax_" ~ ("lazy_e4m3" if kernel.scaled else "in_place") ~ ".cuh"
 
 //% include "device/store_tma.cuh"
 
@@ -101,12 +106,13 @@ constexpr int kStoreBarrier = 1 + kConsumers;  // a consumer alone
 //% include "device/transpose_e4m3.cuh"
 //% endif
 
+//% if not kernel.scaled
 // A consumer has started its products: the next one may.
 __device__ __forceinline__ void pass_turn(int consumer) {
   ptx::bar_arrive(kTurnBarrier + (consumer + 1) % kConsumers, 256);
 }
 
-//% set finish_values = {"none": "finish_products<0>(o)", "block": "finish_last_values(o, t, value_factor)"}.get(kernel.scales, "finish_last_values(o, t)")
+//% endif
 // ---- Kernel -------------------------------------------------------------------------------------
 // clang-format off
 extern "C" __global__ void __launch_bounds__(kThreads, 1)
@@ -155,11 +161,13 @@ $(parameters(kernel))) {
       $("Work" if kernel.scaled else "const Work") work = work_at(round, grid);
 //% endif
 //% if kernel.scales == "block"
-      if (work.first_query >= 0) {  // those of K and V come with their tiles
-        const i64 q_blocks = (seq_q + kBlockQ - 1) / kBlockQ;
-        const i64 head = i64(work.batch) * heads + work.head;
-        const float q_factor = q_scale[head * q_blocks + work.first_query / kBlockQ];
-        work.score_factor = $(kernel.factors[0]) * q_factor;
+      // Those of K and V come with their tiles.
+      const int q_blocks = (seq_q + kScaleBlock - 1) / kScaleBlock;
+      const float* q_scales = q_scale + (i64(work.batch) * heads + work.head) * q_blocks;
+#pragma unroll
+      for (int i = 0; i < kConsumers && work.first_query >= 0; ++i) {
+        const int block = min((work.first_query + 64 * i) / kScaleBlock, q_blocks - 1);
+        work.score_factor[i] = $(kernel.factors[0]) * q_scales[block];
       }
 //% elif kernel.scaled
       if (work.first_query >= 0) {
@@ -205,17 +213,18 @@ $(parameters(kernel))) {
 
   // ---- Consumer ----
   ptx::setmaxnreg_inc<kRegisters>();
+//% if not kernel.scaled
   const bool leads = threadIdx.x % 128 == 0;
+//% endif
+//% if not kernel.scaled
   if (warpgroup == kConsumers - 1) pass_turn(warpgroup);  // the first one's first turn
+//% endif
 
   Scores s;
   Weights p;
   Accumulator o;
-//% if kernel.scaled
-  TileSums t;
-//% endif
 //% if kernel.scales == "block"
-  float key_factor = 1.f, value_factor = 1.f;  // the scales of the tiles at work
+  float key_factor = 1.f;  // the scale of the tile at work
 //% endif
   RowState row;
   int round = 0, tile = 0, last_tile = 0;
@@ -239,14 +248,14 @@ $(parameters(kernel))) {
     return first_query >= 0;
   };
   const auto end = [&] {
-    const Work work = shared.works[(round - 2) % kWorks];
+    const Work$("&" if kernel.scales == "block") work = shared.works[(round - 2) % kWorks];
 //% if kernel.varlen
     const i64 rows = i64(work.head) * total_q + work.sequence.q + work.first_query;
 //% else
     const i64 rows = (i64(work.batch) * heads + work.head) * seq_q + work.first_query;
 //% endif
 //% if kernel.scaled
-    [[maybe_unused]] const float score_factor = work.score_factor;
+    [[maybe_unused]] const float score_factor = work.score_factor$("[warpgroup]" if kernel.scales == "block");
     end_rows(row, lse + rows, $(softmax_factor(kernel)), span_of(work).seq_q - work.first_query);
 //% else
     end_rows(row, shared.inverse, lse + rows, $(softmax_factor(kernel)), span_of(work).seq_q - work.first_query);
@@ -262,46 +271,99 @@ $(parameters(kernel))) {
 //% if kernel.scales == "block"
     key_factor = shared.key_factors[at.slot];
 //% endif
+//% if not kernel.scaled
     ptx::bar_sync(kTurnBarrier + warpgroup, 256);
+//% endif
     start_scores(s, descriptor_of(shared.q[(round - 1) % kQStages][warpgroup]),
                  descriptor_of(shared.k[at.slot]));
   };
-  const auto weigh_scores = [&](int n, bool fresh) {
 //% if kernel.scaled
-    [[maybe_unused]] const float score_factor = shared.works[(round - 1) % kWorks].score_factor;
+  const auto factor_of_scores = [&] { return shared.works[(round - 1) % kWorks].score_factor$("[warpgroup]" if kernel.scales == "block"); };
 //% endif
-    // From products to what softmax sees, for the keys from the tile's `column`-th on.
-    const auto finish = [&](auto& s, int column) {
+  // From products to what softmax sees, for the keys from the tile's `column`-th on.
+  const auto finish = [&](auto& s, int column) {
 //% if kernel.scales == "block"
-      multiply(s, key_factor);
+    multiply(s, key_factor);
 //% endif
 //% if not hooked(kernel)
-      if (is_among(tile, whole)) return;
+    if (is_among(tile, whole)) return;
 //% endif
-      const Work& work = shared.works[(round - 1) % kWorks];
-      const Span span = span_of(work);
-      const int warp_query = work.first_query + threadIdx.x / 32 * kWarpRows;
-      const int key = tile * kBlockKV + column;
+//% if kernel.scaled
+    [[maybe_unused]] const float score_factor = factor_of_scores();
+//% endif
+    const Work& work = shared.works[(round - 1) % kWorks];
+    const Span span = span_of(work);
+    const int warp_query = work.first_query + $("ptx::thread_index()" if kernel.scaled else "threadIdx.x") / 32 * kWarpRows;
+    const int key = tile * kBlockKV + column;
 //% if kernel.bias_dtype
-      const i64 first_bias = work.batch * bias_strides.batch + work.head * bias_strides.head;
-      const Bias* head_bias = bias + first_bias;
+    const i64 first_bias = work.batch * bias_strides.batch + work.head * bias_strides.head;
+    const Bias* head_bias = bias + first_bias;
 //% endif
 //% if hooked(kernel)
-      const ScoreTerms terms = {$(score_terms(kernel))};
-      finish_scores($(score_call(kernel, "key")));
-      if (is_among(tile, whole)) return;
+    const ScoreTerms terms = {$(score_terms(kernel))};
+    finish_scores($(score_call(kernel, "key")));
+    if (is_among(tile, whole)) return;
 //% endif
-      mask_scores(s, warp_query, key, span);
-    };
-    finish(s, 0);
+    mask_scores(s, warp_query, key, span);
+  };
 //% if kernel.scaled
-    const bool looks = tile + kLookedAt >= whole.end;
-    weigh(s, o, t, row, $(softmax_factor(kernel)), fresh, looks, [&](FewScores& few, int column) {
+  // The first lane tells that the warp needs tiles no more. Its number is asked again and again, lest it
+  // be kept: these consumers have no register to spare.
+  const auto tells = [] {
+//% if kernel.scales == "block"
+    __syncwarp();  // all lanes have read the scale factor
+//% endif
+    return ptx::thread_index() % 32 == 0;
+  };
+  // The scores of the n-th tile of keys become weights.
+  const auto weigh_tile = [&](int n) {
+    start(n);
+    [[maybe_unused]] const float score_factor = factor_of_scores();
+    finish_products<0>(s);
+    finish(s, 0);
+    const bool looks = is_looked_at(whole.end - tile);
+    weigh(p, s, o, row, $(softmax_factor(kernel)), looks, [&](FewScores& few, int step) {
       const auto& q_rows = shared.q[(round - 1) % kQStages][warpgroup];
-      few_scores(few, q_rows, shared.k[n % kStages], column);
-      finish(few, column);
+      few_scores(few, q_rows, shared.k[n % kStages], 32 * step);
+      finish(few, 32 * step);
     });
-//% elif kernel.bias_dtype
+    if (tells()) {
+      ptx::mbarrier_arrive(&shared.empty_k[n % kStages]);
+      if (tile == last_tile) ptx::mbarrier_arrive(&shared.empty_q[(round - 1) % kQStages]);
+    }
+  };
+  // The weights of the n-th tile times V, added to O.
+  const auto add_values_of = [&](int n) {
+    const Turn at = turn<kStages>(n);
+    wait(&shared.full_v[at.slot], at.parity);
+    add_values(o, p, descriptor_of(shared.v[at.slot])$(", shared.value_factors[at.slot]" if kernel.scales == "block"));
+    if (tells()) ptx::mbarrier_arrive(&shared.empty_v[at.slot]);
+  };
+  reset(row);
+  zero(o);
+  // These show the compiler that a warp stays together.
+  const auto begin_together = [&] {
+    const bool works = __all_sync(~0u, begin());
+    tile = uniform(tile);
+    return works;
+  };
+  bool works = begin_together();
+  for (int n = 0; works; ++n) {
+    weigh_tile(n);
+    add_values_of(n);
+    const bool ends = __all_sync(~0u, tile == last_tile);
+    --tile;
+    if (!ends) continue;
+    works = begin_together();
+    end();
+    store();
+    reset(row);
+    zero(o);
+  }
+//% else
+  const auto weigh_scores = [&](int n, bool fresh) {
+    finish(s, 0);
+//% if kernel.bias_dtype
     weigh(s, o, row, $(softmax_factor(kernel)), fresh);
 //% else
     weigh(s, o, row, $(softmax_factor(kernel)), fresh, [&](FewScores& few, int column) {
@@ -315,25 +377,11 @@ $(parameters(kernel))) {
       if (tile == last_tile) ptx::mbarrier_arrive(&shared.empty_q[(round - 1) % kQStages]);
     }
   };
-//% if kernel.scaled
-  const auto start_first_values_of = [&](int n) {
-    const Turn at = turn<kStages>(n);
-    wait(&shared.full_v[at.slot], at.parity);
-//% if kernel.scales == "block"
-    value_factor = shared.value_factors[at.slot];
-//% endif
-    start_first_values(t, p, descriptor_of(shared.v[at.slot]));
-  };
-  const auto start_values_of = [&](int n) {
-    start_last_values(t, p, descriptor_of(shared.v[n % kStages]));
-  };
-//% else
   const auto start_values_of = [&](int n) {
     const Turn at = turn<kStages>(n);
     wait(&shared.full_v[at.slot], at.parity);
     start_values(o, p, descriptor_of(shared.v[at.slot]));
   };
-//% endif
 
   int n = 0;
   bool more = begin();
@@ -343,9 +391,6 @@ $(parameters(kernel))) {
     finish_products<0>(s);
     reset(row);
     zero(o);
-//% if kernel.scaled
-    zero(t);
-//% endif
     weigh_scores(0, true);
     round_weights(p, s);
   }
@@ -356,13 +401,7 @@ $(parameters(kernel))) {
       more = begin();
       if (__all_sync(~0u, !more)) break;  // a vote: the compiler sees that the warp stays together
     }
-//% if kernel.scaled
-    start_first_values_of(n);
     start(n + 1);
-    finish_first_values<1>(o, t$(", value_factor" if kernel.scales == "block"));
-//% else
-    start(n + 1);
-//% endif
     start_values_of(n);
     pass_turn(warpgroup);
     if (ends) {
@@ -371,7 +410,7 @@ $(parameters(kernel))) {
     }
     finish_products<1>(s);
     weigh_scores(n + 1, ends);
-    $(finish_values);
+    finish_products<0>(o);
     if (leads) ptx::mbarrier_arrive(&shared.empty_v[n % kStages]);
     round_weights(p, s);
     if (ends) {
@@ -381,17 +420,16 @@ $(parameters(kernel))) {
     ++n;
   }
   if (round > 1) {
-//% if kernel.scaled
-    start_first_values_of(n);
-    finish_first_values<0>(o, t$(", value_factor" if kernel.scales == "block"));
-//% endif
     start_values_of(n);
     end();
-    $(finish_values);
+    finish_products<0>(o);
     store();
   }
-  if (leads) ptx::cp_async_bulk_wait_group_read<0>();
+//% endif
+  if ($("ptx::thread_index() % 128 == 0" if kernel.scaled else "leads")) ptx::cp_async_bulk_wait_group_read<0>();
+//% if not kernel.scaled
   if (warpgroup == 0) ptx::bar_sync(kTurnBarrier, 256);  // the turn that no one took
+//% endif
 }
 
 //% include "parts/main_v3.cu"

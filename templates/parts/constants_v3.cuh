@@ -22,7 +22,7 @@ constexpr bool kCausal = $("true" if kernel.mask == "causal" else "false");
 constexpr float kInfinity = __builtin_huge_valf();
 constexpr float kLn2 = 0.693147180559945f;
 //% if kernel.scaled
-constexpr float kWeightExponent = 6.f;  // a row's reference has the weight 2^6
+constexpr float kWeightExponent = 5.f;  // a row's reference has the weight 2^5
 //% endif
 //% if hooked(kernel)
 constexpr float kLog2e = 1.44269504f;
@@ -40,10 +40,12 @@ constexpr int kPartSlabs = kSlabsO / kOutputParts;
 // V is transposed: its rows are columns of V and a row of ones, up to the next 8 that wgmma takes. So the
 // last column of O has the sums of the weights as they were rounded.
 constexpr int kRowsV = kDV + 8;
-constexpr int kFirstColumns = kDV > 64 ? 64 : 0;  // of P V, multiplied before the others: see Sums
-constexpr int kLastColumns = kRowsV - kFirstColumns;
-constexpr int kMostColumns = kLastColumns > kFirstColumns ? kLastColumns : kFirstColumns;
+constexpr int kBoxRowsV = $(value_box_rows(kernel.head_dim_v));  // that TMA brings at once
+constexpr int kColumnsAtOnce = $(value_columns(kernel) | first);  // of P V
 constexpr int kSlabsV = kBlockKV / kSlabColumns;
+//% if kernel.scales == "block"
+constexpr int kScaleBlock = $(SCALE_BLOCK);  // rows of Q, K or V with a scale factor
+//% endif
 //% else
 constexpr int kSlabsV = kSlabsO;
 //% endif
@@ -53,6 +55,9 @@ static_assert(kBlockKV % kGranule == 0 && kBlockKV <= 256, "whole steps, one ins
 static_assert(kSlabsO % kOutputParts == 0, "whole slabs of O");
 //% if kernel.scaled
 static_assert(kSlabsV * kSlabColumns == kBlockKV, "whole slabs of keys");
+//% if kernel.scales == "block"
+static_assert(kBlockKV == kScaleBlock && kScaleBlock % 64 == 0, "a tile of keys, a consumer's rows: one factor each");
+//% endif
 //% endif
 static_assert(128 * (kConsumers * kRegisters + kLoaderRegisters) <= 65536, "one block fits an SM");
 static_assert(kD - kHeadDim < kGranule && kDV - kHeadDimV < kGranule, "zeros to the next step");

@@ -67,7 +67,7 @@ int main(int argc, char** argv) {
   const i64 row_keys = (seq_kv + kSlabColumns - 1) / kSlabColumns * kSlabColumns;
   const i64 all_rows = i64(batch) * kv_heads * (kDV + 1);
   Element* vt = device_array<Element>(all_rows * row_keys);
-  const TensorMap vt_map = encoded(vt, batch, kv_heads, kDV + 1, row_keys, kRowsV);
+  const TensorMap vt_map = encoded(vt, batch, kv_heads, kDV + 1, row_keys, kBoxRowsV);
   const int transposers = batch * kv_heads * (row_keys / kKeysAtOnce) * (kDV / 4 + 1);
   const int transpose_grid = (transposers + kTransposers - 1) / kTransposers;
 //% else

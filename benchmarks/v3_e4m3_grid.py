@@ -1,0 +1,134 @@
+"""Time V3 in e4m3 beside FlashAttention-3 in e4m3, V3 in bf16 and cuDNN in bf16, on the grid of v3_grid.py.
+
+    python3 benchmarks/v3_e4m3_grid.py --out results/ [--head-dims 64,128,256] [--seqs 512,...]
+
+Unit-normal tensors rounded to e4m3, scale factors of 1 for each head. ``v3`` counts every launch from row-major
+tensors, ``kernel`` the last one alone, without the one that lays V out anew. ``bar`` is the larger
+of FlashAttention-3's rate and of cuDNN's in bf16 times the ratio that was measured without the
+wheel.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from v2_grid import Planned, Shared, geometric_mean, grid, planned, useful_flops
+from v3_grid import PEERS
+
+from fasim import bench, peers
+from fasim.runners import gpu
+
+SCALES = {"dtype": "e4m3", "out_dtype": None, "scales": "head"}
+
+
+def candidates(e4m3: Planned, bf16: Planned) -> list[bench.Candidate]:
+    tensors = peers.tensors(bf16[0])
+    rounded = {name: tensor.to(torch.float8_e4m3fn) for name, tensor in tensors.items()}
+    ours = arrays_of(e4m3, rounded)
+    fa3 = peers.fa3(e4m3[0], **rounded)
+    cudnn = peers.sdpa("cudnn", bf16[0], **tensors)
+    return [
+        candidate("v3", e4m3, ours),
+        candidate("kernel", e4m3, ours, alone=True),
+        candidate("v3 bf16", bf16, {name: Shared(tensor) for name, tensor in tensors.items()}),
+        bench.Candidate("fa3", fa3, None),
+        bench.Candidate("cudnn", cudnn, None),
+    ]
+
+
+def arrays_of(one: Planned, rounded: dict[str, torch.Tensor]) -> dict[str, Shared]:
+    """Its arrays on the device, with scale factors of 1."""
+    arrays = {name: Shared(tensor) for name, tensor in rounded.items()}
+    inputs = one[2].plan.launch_for(one[0]).inputs
+    ones = {
+        name: Shared(torch.ones(shape, device="cuda"))
+        for name, (shape, _) in inputs.items()
+        if name not in arrays
+    }
+    return arrays | ones
+
+
+def candidate(
+    name: str, one: Planned, arrays: dict[str, Shared], *, alone: bool = False
+) -> bench.Candidate:
+    problem, entry, kernel = one
+    launch = kernel.plan.launch_for(problem)
+    if alone:  # the workspace keeps zeros: time only
+        launch = replace(launch, stages=launch.stages[-1:])
+    call = gpu.launch_on_device(kernel, arrays, launch)
+    return bench.Candidate(name, call, None if alone else entry.time.seconds)
+
+
+def row(e4m3: Planned, bf16: Planned, known: dict[Any, float]) -> Any:
+    problem, entry, kernel = e4m3
+    timings = {timing.name: timing for timing in bench.interleave(candidates(e4m3, bf16))}
+    rates = {name: useful_flops(problem) / t.seconds / 1e12 for name, t in timings.items()}
+    least = known.get((problem.head_dim, problem.seq, problem.causal), 0.0) * rates["cudnn"]
+    bar = max(rates["fa3"], least)
+    over = {name: rates[name] / bar for name in ("v3", "kernel")}
+    error = entry.time.seconds / timings["v3"].seconds - 1
+    print(problem.head_dim, problem.seq, "causal" if problem.causal else "full", entry.tile,
+          *(f"{name} {rate:.0f}" for name, rate in rates.items()), f"model {error:+.0%}",
+          *(f"{name}/bar {ratio:.3f}" for name, ratio in over.items()), flush=True)  # fmt: skip
+    ratios = {name: vars(bench.ratio(timings["v3"], timings[name])) for name in rates}
+    return {
+        "problem": problem.to_json(),
+        "kernel": kernel.stem,
+        "sources": bench.sources_sha(kernel),
+        "tflops": rates,
+        "over_bar": over,
+        "ratios": ratios,
+        "timings": [timing.to_json() for timing in timings.values()],
+    }
+
+
+def known_ratios() -> dict[Any, float]:
+    """FA3 in e4m3 over cuDNN in bf16, by head_dim, seq and causal."""
+    rows = [r for r in json.loads(PEERS.read_text()) if r["case"] == "fwd"]
+    rates = {(r["impl"], r["dtype"], r["d"], r["s"], r["causal"]): r["tflops"] for r in rows}
+    return {
+        key: rates["fa3", dtype, *key] / rates["cudnn", "bf16", *key]
+        for impl, dtype, *where in rates
+        if (impl, dtype[:3]) == ("fa3", "fp8") and ("cudnn", "bf16", *(key := tuple(where))) in rates
+    }
+
+
+def summary(rows: list[Any]) -> dict[str, float]:
+    over = [(r["over_bar"]["v3"], r["over_bar"]["kernel"]) for r in rows]
+    return {
+        "v3 over the bar": geometric_mean([a for a, _ in over]),
+        "kernel over the bar": geometric_mean([b for _, b in over]),
+        "least kernel over the bar": min((b for _, b in over), default=math.nan),
+        "over v3 bf16": geometric_mean([r["ratios"]["v3 bf16"]["median"] for r in rows]),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--out", type=Path, default=Path("."))
+    parser.add_argument("--head-dims", default="64,128,256")
+    parser.add_argument("--seqs", default="512,1024,2048,4096,8192,16384")
+    options = parser.parse_args()
+    dims, seqs = ({*map(int, text.split(","))} for text in (options.head_dims, options.seqs))
+    bf16 = [p for p in grid("fwd") if p.head_dim in dims and p.seq in seqs]
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        ours = pool.map(lambda p: planned(replace(p, **SCALES), "v3"), bf16)
+        others = pool.map(lambda p: planned(p, "v3"), bf16)
+        pairs = [(a, b) for a, b in zip(list(ours), list(others), strict=True) if a and b]
+    known = known_ratios()
+    rows = [row(a, b, known) for a, b in pairs]
+    result = {"device": bench.device(), "summary": summary(rows), "rows": rows}
+    print(result["summary"])
+    (options.out / "h200-v3-fwd-e4m3.json").write_text(json.dumps(result, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
