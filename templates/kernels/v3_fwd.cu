@@ -53,6 +53,8 @@ constexpr int kStoreBarrier = 1 + kConsumers;  // a consumer alone
 
 //% include "device/turn.cuh"
 
+//% include "device/timeline.cuh"
+
 //% if kernel.varlen
 //% include "device/varlen.cuh"
 //% endif
@@ -191,6 +193,7 @@ $(parameters(kernel))) {
         load_slabs(shared.q[at.slot][i], &q_map, &shared.full_q[at.slot], query, work.head,
                    queries.batch);
       }
+      note(kLoadQ, loader.count_k);
       const int kv_head = work.head / (heads / kv_heads);
       const Tiles tiles = key_tiles(work.first_query, span_of(work));
       for (int tile = tiles.end - 1; tile >= tiles.begin; --tile) {
@@ -258,15 +261,18 @@ $(parameters(kernel))) {
   };
   const auto start = [&](int n) {  // the scores of the n-th tile of keys
     const Turn at = turn<kStages>(n);
+    note(kAsked, n);
     wait(&shared.full_k[at.slot], at.parity);
 //% if kernel.scales == "block"
     key_factor = shared.key_factors[at.slot];
 //% endif
     ptx::bar_sync(kTurnBarrier + warpgroup, 256);
+    note(kBegan, n);
     start_scores(s, descriptor_of(shared.q[(round - 1) % kQStages][warpgroup]),
                  descriptor_of(shared.k[at.slot]));
   };
   const auto weigh_scores = [&](int n, bool fresh) {
+    note(kScored, n);
 //% if kernel.scaled
     [[maybe_unused]] const float score_factor = shared.works[(round - 1) % kWorks].score_factor;
 //% endif
@@ -314,6 +320,7 @@ $(parameters(kernel))) {
       ptx::mbarrier_arrive(&shared.empty_k[n % kStages]);
       if (tile == last_tile) ptx::mbarrier_arrive(&shared.empty_q[(round - 1) % kQStages]);
     }
+    note(kWeighed, n);
   };
 //% if kernel.scaled
   const auto start_first_values_of = [&](int n) {
@@ -373,10 +380,12 @@ $(parameters(kernel))) {
     weigh_scores(n + 1, ends);
     $(finish_values);
     if (leads) ptx::mbarrier_arrive(&shared.empty_v[n % kStages]);
+    note(kSummed, n);
     round_weights(p, s);
     if (ends) {
       store();
       zero(o);
+      note(kStored, n);
     }
     ++n;
   }
@@ -388,7 +397,9 @@ $(parameters(kernel))) {
     start_values_of(n);
     end();
     $(finish_values);
+    note(kSummed, n);
     store();
+    note(kStored, n);
   }
   if (leads) ptx::cp_async_bulk_wait_group_read<0>();
   if (warpgroup == 0) ptx::bar_sync(kTurnBarrier, 256);  // the turn that no one took
