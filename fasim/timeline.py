@@ -19,7 +19,7 @@ from fasim.bench import Candidate, interleave, random_inputs
 from fasim.errors import UsageError
 from fasim.gpu import Gpu
 from fasim.model.lanes import Span, lanes
-from fasim.plan import WARPGROUP, Launch, transposes
+from fasim.plan import WARPGROUP, Launch, padded_tensors, transposes
 from fasim.problem import Problem
 from fasim.render import PLAN_END, Kernel
 from fasim.runners import gpu as device_runner
@@ -93,7 +93,7 @@ def take(
     raw = runner.read_after(instrumented(kernel), arrays, launch, SYMBOL, size)
     notes = raw.view(np.uint64).reshape(shape)
     unit = "notes" if runner.name == "emulator" else "clocks"
-    known = not transposes("v3", problem.dtype)
+    known = not transposes("v3", problem.dtype) and not padded_tensors(problem)
     model = tuple(lanes(problem, gpu, tile, SHOWN)) if known else ()
     cost = cost_of_notes(kernel, launch, arrays) if unit == "clocks" else None
     spans = tuple(spans_of(notes))

@@ -103,6 +103,10 @@ constexpr int kStoreBarrier = 1 + kConsumers;  // a consumer alone
 //% include "device/transpose_e4m3.cuh"
 //% endif
 
+//% if kernel.padded_tensors
+//% include "device/pad_rows.cuh"
+//% endif
+
 // A consumer has started its products: the next one may.
 __device__ __forceinline__ void pass_turn(int consumer) {
   ptx::bar_arrive(kTurnBarrier + (consumer + 1) % kConsumers, 256);
@@ -141,7 +145,7 @@ $(parameters(kernel))) {
     const int tiles_kv = (seq_kv + kBlockKV - 1) / kBlockKV;
     Loader loader = {shared, &k_map, &vt_map, k_scale, v_scale, kv_heads, tiles_kv};
 //% else
-    Loader loader = {shared, &k_map, $('&vt_map' if kernel.scaled else '&v_map')};
+    Loader loader = {shared, &$(map_of(kernel, "k")), &$(map_of(kernel, "v"))};
 //% endif
     int before = 0, before_head = 0;  // the tile whose V is still to come
     Place before_keys = {0, 0};
@@ -190,7 +194,7 @@ $(parameters(kernel))) {
 #pragma unroll
       for (int i = 0; i < kConsumers; ++i) {
         const int query = queries.row + work.first_query + 64 * i;
-        load_slabs(shared.q[at.slot][i], &q_map, &shared.full_q[at.slot], query, work.head,
+        load_slabs(shared.q[at.slot][i], &$(map_of(kernel, "q")), &shared.full_q[at.slot], query, work.head,
                    queries.batch);
       }
       note(kLoadQ, loader.count_k);
@@ -257,7 +261,7 @@ $(parameters(kernel))) {
   };
   const auto store = [&] {
     const Work& work = shared.works[(round - 2) % kWorks];
-    store_output(shared, o, &o_map, work, queries_of(work), span_of(work).seq_q);
+    store_output(shared, o, &$(map_of(kernel, "o")), work, queries_of(work), span_of(work).seq_q);
   };
   const auto start = [&](int n) {  // the scores of the n-th tile of keys
     const Turn at = turn<kStages>(n);
