@@ -189,9 +189,9 @@ def sized(d: int, seq: int, causal: bool) -> Problem:
     return Problem(batch=batch, heads=heads, seq=seq, head_dim=d, causal=causal, dtype="bf16")
 
 
-def beside(group: dict[str, Problem]) -> Any:
+def beside(group: dict[str, Problem], algo: str = "v2") -> Any:
     """One kernel for each problem of a group, in turns: useful TFLOP/s of each."""
-    found = {name: one for name, problem in group.items() if (one := planned(problem))}
+    found = {name: one for name, problem in group.items() if (one := planned(problem, algo))}
     timings = bench.interleave([alone(name, one) for name, one in found.items()])
     rates = {t.name: useful_flops(group[t.name]) / t.seconds / 1e12 for t in timings}
     print({name: f"{rate:.0f}" for name, rate in rates.items()}, flush=True)

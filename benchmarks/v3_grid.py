@@ -1,20 +1,26 @@
 """Time V3 beside FlashAttention-3, cuDNN, FlashAttention-2 and V2 on the grid of the papers.
 
-    python3 benchmarks/v3_grid.py --out results/ [--dtype bf16]
+    python3 benchmarks/v3_grid.py --out results/ [--dtype bf16] [grid] [options]
 
 16,384 tokens of hidden size 2048: head_dim 64, 128 and 256, sequences of 512 to 16,384, causal or
 not, the planner's tile for each, all candidates of a row in turns. FlashAttention-3 is the fa3-fwd
 wheel where it is installed; as its launches wait for the host on short sequences, ``bar`` takes the
 larger of its rate and of cuDNN's times the ratio of the two that was measured without the wheel.
+
+Options: V3 beside itself, useful FLOPs a second over those of a neighbour in the same rounds. fp16
+beside bf16; 32 heads over 8 beside 32 over 32, and a window of 4,096 keys beside the causal mask,
+both on 16,384 tokens.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import math
 import os
 import sys
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -22,9 +28,20 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from v2_grid import Planned, Shared, geometric_mean, grid, planned, useful_flops
+from v2_grid import (
+    HEAD_DIMS,
+    Planned,
+    Shared,
+    beside,
+    geometric_mean,
+    grid,
+    planned,
+    sized,
+    useful_flops,
+)
 
 from fasim import bench, peers
+from fasim.problem import Problem
 from fasim.runners import gpu
 
 PEERS = Path(__file__).parent / "results" / "h200-peers.json"
@@ -93,21 +110,56 @@ def summary(rows: list[Any]) -> dict[str, float]:
     return {**over, "bar": geometric_mean(bars), "least over bar": min(bars, default=math.nan)}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--dtype", default="bf16")
-    parser.add_argument("--out", type=Path, default=Path("."))
-    options = parser.parse_args()
-    problems = [replace(problem, dtype=options.dtype, out_dtype=None) for problem in grid("fwd")]
+# ---- V3 beside itself ---------------------------------------------------------------------------
+
+
+def option_groups() -> Iterator[dict[str, Problem]]:
+    """A neighbour first, then what is held against it."""
+    for d, seq, causal in itertools.product(HEAD_DIMS, (1024, 4096, 16384), (False, True)):
+        bf16 = sized(d, seq, causal)
+        yield {"bf16": bf16, "fp16": replace(bf16, dtype="fp16", out_dtype=None)}
+    long = Problem(heads=32, seq=16384, head_dim=128, dtype="bf16")
+    for causal in (False, True):
+        dense = replace(long, causal=causal)
+        yield {"dense": dense, "gqa 32/8": replace(dense, kv_heads=8)}
+    yield {"causal": replace(long, causal=True), "window 4096": replace(long, window=(4095, 0))}
+
+
+def options_result() -> Any:
+    groups = list(option_groups())
+    with ThreadPoolExecutor(os.cpu_count()) as pool:  # so that `beside` finds the kernels compiled
+        list(pool.map(lambda p: planned(p, "v3"), (p for g in groups for p in g.values())))
+    rows = [beside(group, "v3") for group in groups]
+    for one in rows:
+        first, *others = one["tflops"]
+        one["over_first"] = {name: one["tflops"][name] / one["tflops"][first] for name in others}
+    least: dict[str, float] = {}
+    for name, factor in ((n, f) for one in rows for n, f in one["over_first"].items()):
+        least[name] = min(factor, least.get(name, math.inf))
+    return {"device": bench.device(), "summary": least, "groups": rows}
+
+
+def grid_result(dtype: str) -> Any:
+    problems = [replace(problem, dtype=dtype, out_dtype=None) for problem in grid("fwd")]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         ours = list(pool.map(lambda p: planned(p, "v3"), problems))
         others = list(pool.map(planned, problems))
     known = known_ratios()
     rows = [row(a, b, known) for a, b in zip(ours, others, strict=True) if a]
-    result = {"device": bench.device(), "summary": summary(rows), "rows": rows}
-    print(result["summary"])
-    name = f"h200-v3-fwd-{options.dtype}.json"
-    (options.out / name).write_text(json.dumps(result, indent=1) + "\n")
+    return {"device": bench.device(), "summary": summary(rows), "rows": rows}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("sections", nargs="*", default=["grid", "options"])
+    parser.add_argument("--dtype", default="bf16")
+    parser.add_argument("--out", type=Path, default=Path("."))
+    asked = parser.parse_args()
+    for section in asked.sections:
+        result = grid_result(asked.dtype) if section == "grid" else options_result()
+        print(result["summary"])
+        name = f"h200-v3-fwd-{asked.dtype if section == 'grid' else section}.json"
+        (asked.out / name).write_text(json.dumps(result, indent=1) + "\n")
 
 
 if __name__ == "__main__":

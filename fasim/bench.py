@@ -183,20 +183,24 @@ def measure(kernel: Kernel, problem: Problem | None = None) -> Measurement:
     """
     problem = problem or kernel.plan.problem
     launch = kernel.plan.launch_for(problem)
-    reason = gpu.available()
-    if reason:
-        raise MissingToolError(
-            "nothing here can be timed",
-            why=reason,
-            hint="run on a machine with an NVIDIA GPU and PyCUDA (`pip install 'fasim[gpu]'`);"
-            " `fasim plan` predicts the time anywhere",
-        )
+    check_device()
     call = gpu.launch_on_device(kernel, random_inputs(launch), launch)
     candidate = Candidate(kernel.stem, call, predicted_s(kernel, problem))
     rivals, missing = rivals_of(problem)
     timing, *others = interleave([candidate, *rivals])
     sources = sources_sha(kernel)
     return Measurement(kernel.stem, problem, device(), timing, sources, tuple(others), missing)
+
+
+def check_device() -> None:
+    """Raises MissingToolError where no kernel can be timed."""
+    if reason := gpu.available():
+        raise MissingToolError(
+            "nothing here can be timed",
+            why=reason,
+            hint="run on a machine with an NVIDIA GPU and PyCUDA (`pip install 'fasim[gpu]'`);"
+            " `fasim plan` predicts the time anywhere",
+        )
 
 
 def rivals_of(problem: Problem) -> tuple[list[Candidate], dict[str, str]]:

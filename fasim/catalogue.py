@@ -57,6 +57,7 @@ _CHOSEN = (
     ("v3", "h200", Problem(seq=4096, head_dim=64, causal=True, bias="alibi")),
     ("v3", "h200", Problem(seq=2048, head_dim=64, dtype="bf16", bias="dense")),
     ("v3", "h200", _PACKED),
+    ("v3", "h200", Problem(seq=1000, head_dim=33, dtype="bf16")),
     ("v1", "a100-80gb", Problem(seq=4096, head_dim=64, window=(255, 255))),
     ("v2", "h200", _GEMMA),
     ("v2", "a100-80gb", Problem(seq=4096, head_dim=64, causal=True, bias="alibi")),

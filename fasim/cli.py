@@ -25,6 +25,7 @@ from fasim.screen import Screen, dumped
 if TYPE_CHECKING:
     from fasim.entry import Entry
     from fasim.gpu import Gpu
+    from fasim.problem import Problem
     from fasim.render import Kernel
     from fasim.runners import Runner, Tracing
 
@@ -527,12 +528,28 @@ def _runner(name: str, schedules: int) -> Runner:
 @command(
     "fasim bench --algo v2 --causal -b 4 -n 8192",
     "fasim bench v2_fwd_sm80_fp16_d128_causal_0123abcd.cu -b 1 -n 16k",
+    "fasim bench --algo v3 -n 4096 --timeline",
 )
 @_PLAN
 @problem_options
+@click.option(
+    "--timeline", is_flag=True, help="Show when V3's warpgroups did what, beside the model."
+)
+@click.option(
+    "--runner",
+    type=click.Choice(["gpu", "emulator"]),
+    default="gpu",
+    show_default=True,
+    help="With --timeline: the emulator knows the order, and no time.",
+)
 @_JSON
-def bench(screen: Screen, asked: Asked, plan: str | None, as_json: bool) -> None:
+def bench(
+    screen: Screen, asked: Asked, plan: str | None, timeline: bool, runner: str, as_json: bool
+) -> None:
     """Time a kernel on the GPU here, beside its prediction.
+
+    With --timeline show instead what the warpgroups of its first block did, from a build that notes
+    it.
 
     PLAN is a plan.json, a generated .cu, or - for standard input. Problem options beside it change
     the shape it is timed on; without it they plan.
@@ -544,10 +561,36 @@ def bench(screen: Screen, asked: Asked, plan: str | None, as_json: bool) -> None
         asked.refuse(plan, unless=PROBLEM_NAMES)
     kernel = files.read_kernel(plan) if plan else _kernel(asked, None)
     problem = kernel.plan.problem.with_(**asked.explicit)
+    if timeline:
+        return _timeline(screen, kernel, problem, runner, as_json)
+    if runner != "gpu":
+        raise UsageError(
+            "only a GPU times a kernel",
+            why="the emulator does not model time",
+            hint="add --timeline for the order of things, or leave --runner out",
+        )
     measured = timing.measure(kernel, problem)
     if as_json:
         return screen.document(measured.to_json())
     show.measurement(screen, measured)
+
+
+def _timeline(screen: Screen, kernel: Kernel, problem: Problem, name: str, as_json: bool) -> None:
+    """``bench --timeline``."""
+    from fasim import bench as timing
+    from fasim import gpu, timeline
+    from fasim.runners.emulator import EmulatorRunner
+    from fasim.runners.gpu import GpuRunner
+
+    if name == "emulator":
+        known = gpu.load(kernel.plan.gpu)
+        taken = timeline.take(kernel, problem, EmulatorRunner(), known, {})
+    else:
+        timing.check_device()
+        taken = timeline.take(kernel, problem, GpuRunner(), gpu.load("auto"), timing.device())
+    if as_json:
+        return screen.document(taken.to_json())
+    show.timeline(screen, taken)
 
 
 @command(

@@ -49,8 +49,8 @@ V3_PACKED_SIZES = (
 )
 # Of a packed tensor that V3 takes as a map: the length of the longest sequence.
 LONGEST = {"q": "longest_q", "k": "longest_k", "v": "longest_k", "o": "longest_q"}
-# What V3 moves by TMA, which takes a map of each tensor; in e4m3 V transposed, by a kernel before.
-MAPPED = {"v3": ("q", "k", "v", "o"), "v3_e4m3": ("q", "k", "vt", "o")}
+PADDED = "_padded"  # after the name of a tensor: its copy in rows that TMA takes
+LONGEST |= {f"{name}{PADDED}": length for name, length in LONGEST.items()}
 STRIDED = {"fwd": ("q", "k", "v", "o"), "bwd": ("q", "k", "v", "o", "do")}
 SCALE_BLOCK = 128  # rows that share a scale factor where blocks have their own
 SCALE_INPUTS = ("q_scale", "k_scale", "v_scale")  # of e4m3: real values are stored * scale
@@ -91,6 +91,7 @@ SLAB_BYTES, HOPPER_SMEM = 128, 232448
 ONES, TRANSPOSERS, TRANSPOSED = 1, 128, (32, 4)
 TMA_BOX_ROWS = 256
 MOST_COLUMNS = {8: 136, 12: 128}  # of P V that V3 multiplies at once, by the warps that compute
+PADDERS, PADDED_BYTES = 128, 16  # threads of a block that pads rows, and the bytes of each
 TMA_BYTES = 16  # a tensor's address and its strides are multiples
 V3_TAIL_BYTES = 1024  # barriers and what else lies behind the tiles
 # Split keys: parts of a row at most, and what a block costs beside its tiles of keys, in tiles.
@@ -184,9 +185,26 @@ class KernelSpec:
         return transposes(self.algo, self.dtype)
 
     @property
-    def parameters(self) -> str:
-        """The variant under which POINTERS and MAPPED know what it takes."""
-        return f"{self.variant}_e4m3" if self.transposes else self.variant
+    def padded_tensors(self) -> tuple[str, ...]:
+        """Those of Q, K, V and O that the kernel copies to, or O from, rows that TMA takes."""
+        return padded_tensors(self) if (self.algo, self.pass_) == ("v3", "fwd") else ()
+
+    @property
+    def mapped(self) -> dict[str, str]:
+        """The array whose map V3 takes for each tensor: what TMA moves. In e4m3 that of V is
+        transposed, by a kernel before."""
+        if (self.algo, self.pass_) != ("v3", "fwd"):
+            return {}
+        names = {name: name for name in ("q", "k", "v", "o")}
+        names |= {name: f"{name}{PADDED}" for name in self.padded_tensors}
+        return names | {"v": "vt"} if self.transposes else names
+
+    @property
+    def pointers(self) -> tuple[str, ...]:
+        """Arrays that every kernel of the file takes by address, but for those of options."""
+        found = POINTERS[f"{self.variant}_e4m3" if self.transposes else self.variant, self.pass_]
+        copied = self.padded_tensors
+        return (*copied, *(f"{name}{PADDED}" for name in copied), *found)
 
     @property
     def digest(self) -> str:
@@ -282,8 +300,8 @@ class KernelSpec:
         """(name, type) in the order of the parameter list: maps, pointers, sizes, strides, factors,
         window. Types: map, a tensor's for TMA, ptr, i32, f32, and i64x3, a struct of three int64
         (batch, head, seq)."""
-        maps = [(f"{name}_map", "map") for name in MAPPED.get(self.parameters, ())]
-        names = (*POINTERS[self.parameters, self.pass_], *self.option_inputs)
+        maps = [(f"{name}_map", "map") for name in self.mapped.values()]
+        names = (*self.pointers, *self.option_inputs)
         pointers = [(name, "ptr") for name in names]
         lengths = PACKED_SIZES[self.pass_] if self.varlen else SIZES
         names = (*lengths, *["splits"] * self.splits)
@@ -292,7 +310,8 @@ class KernelSpec:
         sizes = [(name, "i32") for name in names]
         strided = STRIDED[self.pass_]
         if self.algo == "v3":
-            strided = ("v",) if self.transposes else ()
+            copied = tuple(name for name in self.padded_tensors if name != "o")
+            strided = ("v",) if self.transposes else copied
         strided += ("bias",) if self.bias_dtype else ()
         strides = [(f"{name}_strides", "i64x3") for name in strided]
         factors = [(name, "f32") for name in self.factors]
@@ -398,16 +417,13 @@ class Plan:
     def _boxes(self) -> dict[str, int]:
         """A consumer's rows of Q and O, a tile's of K and V, or some of V transposed."""
         rows, keys = WARPGROUP_ROWS, self.kernel.tile.block_kv
-        of_v = (
-            {"vt": value_box_rows(self.kernel.head_dim_v)}
-            if self.kernel.transposes
-            else {"v": keys}
-        )
-        return {"q": rows, "k": keys, **of_v, "o": rows}
+        of_v = value_box_rows(self.kernel.head_dim_v) if self.kernel.transposes else keys
+        boxes = {"q": rows, "k": keys, "v": of_v, "o": rows}
+        return {array: boxes[name] for name, array in self.kernel.mapped.items()}
 
     def _stages(self, problem: Problem, splits: int) -> tuple[Stage, ...]:
-        """The kernel; where it splits keys, then the one that combines: a warp a row. Backward one
-        before and one after it."""
+        """The kernel; where it splits keys, then the one that combines: a warp a row. Where rows
+        are padded, and backward, one before and one after it."""
         stem, threads = self.kernel.stem, self.kernel.threads
         grid, heads = self._blocks(problem) * splits, problem.batch * problem.heads
         main = Stage(entry=stem, grid=grid, block=threads, smem_bytes=self.smem_bytes)
@@ -416,7 +432,8 @@ class Plan:
         if self.kernel.transposes:
             return self._transpose(problem), main
         if self.kernel.pass_ == "fwd":
-            return (main,)
+            padding, cutting = self._padding(problem)
+            return *padding, main, *cutting
         blocks = heads * self._q_blocks(problem)
         before = Stage(entry=f"{stem}_prepare", grid=blocks, block=threads)
         return before, main, *self._after_main(problem, blocks)
@@ -427,6 +444,20 @@ class Plan:
         threads = batch * heads * (keys // at_once) * math.ceil(rows / columns)
         grid = math.ceil(threads / TRANSPOSERS) if problem.seq else 0
         return Stage(entry=f"{self.kernel.stem}_transpose", grid=grid, block=TRANSPOSERS)
+
+    def _padding(self, problem: Problem) -> list[tuple[Stage, ...]]:
+        """The kernels that copy rows to, and those of O from, rows that TMA takes: a thread for
+        PADDED_BYTES of a padded row, if all sequences are as long as the longest. None where
+        nothing is padded."""
+        stages: list[tuple[Stage, ...]] = []
+        shapes = tensor_shapes(problem)
+        for word, tensors in (("pad", "qkv"), ("unpad", "o")):
+            copied = [name for name in self.kernel.padded_tensors if name in tensors]
+            size = sum(2 * math.prod(padded_shape(shapes[name])) for name in copied)
+            grid = -(-size // (PADDED_BYTES * PADDERS))
+            stage = Stage(entry=f"{self.kernel.stem}_{word}", grid=grid, block=PADDERS)
+            stages.append((stage,) if copied else ())
+        return stages
 
     def _after_main(self, problem: Problem, blocks: int) -> tuple[Stage, ...]:
         """Backward, dQ is rounded; or made, by blocks of as many queries as others have keys."""
@@ -562,6 +593,9 @@ class Plan:
             return {"o_part": o_part, "m_part": (parts, "fp32"), "l_part": (parts, "fp32")}
         if self.kernel.transposes:
             return {"vt": (transposed_shape(problem), self.kernel.dtype)}
+        if names := self.kernel.padded_tensors:
+            wide = {f"{name}{PADDED}": padded_shape(shapes[name]) for name in names}
+            return {name: (shape, self.kernel.dtype) for name, shape in wide.items()}
         if self.kernel.algo != "v1":
             return {}
         return {"o_acc": ((*rows, columns), "fp32"), "m": (rows, "fp32"), "l": (rows, "fp32")}
@@ -781,10 +815,28 @@ def matrix_granule(dtype: str) -> int:
 
 
 def untakable(head_dim: int, head_dim_v: int, dtype: str) -> str:
-    """Why TMA cannot take contiguous rows that long; "" if it can."""
-    rows = (n * DTYPE_BYTES[dtype] for n in (head_dim, head_dim_v))
+    """Why V3 makes no kernel for rows that long; "" if it does. In 16 bits it pads them."""
+    rows = (n * DTYPE_BYTES[dtype] for n in (head_dim, head_dim_v) if dtype == "e4m3")
     wrong = next((row for row in rows if row % TMA_BYTES), 0)
     return f"TMA takes rows of whole {TMA_BYTES} bytes, not of {wrong}" if wrong else ""
+
+
+def padded_tensors(work: KernelSpec | Problem) -> tuple[str, ...]:
+    """Tensors of a V3 forward whose contiguous rows TMA cannot take: they are copied to rows of
+    whole TMA_BYTES before, O back after. None in e4m3, where they are refused."""
+    d, dv, size = work.head_dim, work.head_dim_v, DTYPE_BYTES[work.dtype]
+    widths = {"q": d, "k": d, "v": dv, "o": dv} if work.dtype != "e4m3" else {}
+    return tuple(name for name, width in widths.items() if width * size % TMA_BYTES)
+
+
+def takable(head_dim: int) -> int:
+    """head_dim rounded up to rows of 16 bits that TMA takes."""
+    return -(-head_dim // 8) * 8
+
+
+def padded_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """A tensor's, in such rows."""
+    return (*shape[:-1], takable(shape[-1]))
 
 
 def slabs(head_dim: int, dtype: str = "fp16") -> int:
@@ -910,6 +962,8 @@ def alignment(name: str, launch: Launch) -> int:
     shape, dtype = launch.inputs[name]
     if name in launch.boxes:
         return TMA_BYTES
+    if f"{name}{PADDED}" in launch.workspaces:
+        return DTYPE_BYTES[dtype]
     if f"{name}_strides" not in launch.scalars:
         return 0
     return DTYPE_BYTES[dtype] if name in OPTION_INPUTS else copy_bytes(shape[-1], dtype)

@@ -22,7 +22,17 @@ from fasim.model.silicon import rates
 from fasim.model.tiles import Ints, Tiles, round_up
 from fasim.model.timeline import Times
 from fasim.model.traffic import Bytes
-from fasim.plan import FORMS, POINTERS, V3_DTYPES, KernelSpec, Plan, Tile, untakable
+from fasim.plan import (
+    FORMS,
+    POINTERS,
+    TMA_BYTES,
+    V3_DTYPES,
+    KernelSpec,
+    Plan,
+    Tile,
+    padded_tensors,
+    untakable,
+)
 from fasim.problem import Problem
 
 ALGOS = ("standard", "v1", "v2", "v3")
@@ -434,6 +444,19 @@ def _reasons(best: Entry) -> Iterable[str]:
         yield f"the next best, {other.tile}, is {loss:.1%} slower"
     for tile, why in best.rejected[:1]:
         yield f"{tile} is not legal: {why}"
+    if traffic.pads(best.problem, best.algo, best.pass_):
+        yield _padding_reason(best.problem)
+
+
+def _padding_reason(problem: Problem) -> str:
+    """What V3 copies, and why."""
+    names = {"q": "Q", "k": "K", "v": "V", "o": "O"}
+    padded = ", ".join(names[name] for name in padded_tensors(problem))
+    moved = traffic.padding(problem).total / 1e6
+    return (
+        f"TMA takes rows of whole {TMA_BYTES} bytes: {padded} go through padded copies,"
+        f" {moved:.1f} MB, by kernels before and after; V2 takes them as they are"
+    )
 
 
 def _standard_entry(problem: Problem, gpu: Gpu, pass_: str, reserve: int) -> Entry:

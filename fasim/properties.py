@@ -24,7 +24,7 @@ from fasim.emulator import trace
 from fasim.errors import CheckFailed, FasimError, UsageError
 from fasim.model import flops, traffic
 from fasim.model.tiles import Tiles
-from fasim.plan import MAPPED, POINTERS, SCALE_BLOCK, KernelSpec, Launch, Plan, Tile, tensor_shapes
+from fasim.plan import SCALE_BLOCK, KernelSpec, Launch, Plan, Tile, tensor_shapes
 from fasim.problem import DTYPE_BYTES, Problem
 from fasim.reference import DTYPES, UNIT_ROUNDOFF, Options
 from fasim.render import Kernel
@@ -1046,8 +1046,8 @@ def _same_traffic(trial: Trial, queries: Array, keys: Array) -> None:
     if not isinstance(trial.runner, Counting):
         return
     spec, executed = trial.kernel.plan.kernel, trial.runner.last
-    mapped = MAPPED.get(spec.parameters, ("q", "k", "v", "o"))
-    for name in (*mapped, *POINTERS[spec.parameters, spec.pass_]):
+    mapped = spec.mapped.values() or ("q", "k", "v", "o")
+    for name in dict.fromkeys((*mapped, *spec.pointers)):
         if name == "turns":
             continue
         want = 0

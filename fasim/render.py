@@ -260,15 +260,16 @@ def parameters(kernel: KernelSpec) -> str:
 def call(kernel: KernelSpec, before: str = "    kernel<<<grid, kThreads, kSmemBytes>>>(") -> str:
     """The arguments of a call whose variables bear the parameters' names, in a line that begins
     with ``before``."""
-    names = [_word(name) for name, _ in kernel.arguments]
+    names = [_word(kernel, name) for name, _ in kernel.arguments]
     beside, below = (_filled(names, column, reserve=len(");")) for column in (len(before), 8))
     below = f"\n{' ' * 8}{below}"
     return below if below.count("\n") < beside.count("\n") else beside
 
 
-def _word(name: str) -> str:
-    """An argument's name in C++, where ``do`` is taken."""
-    return "dO" if name == "do" else name
+def _word(kernel: KernelSpec, name: str) -> str:
+    """An argument's name in C++, where ``do`` is taken; in V3 o is that of the accumulator."""
+    taken = ("do", "o") if kernel.algo == "v3" else ("do",)
+    return name.replace("o", "O") if name in taken else name
 
 
 def _parameter(kernel: KernelSpec, name: str, kind: str) -> str:
@@ -276,7 +277,7 @@ def _parameter(kernel: KernelSpec, name: str, kind: str) -> str:
         return f"const __grid_constant__ TensorMap {name}"
     if kind != "ptr":
         return f"const {ARGUMENT_TYPES[kind]} {name}"
-    return f"{_pointed(kernel.pass_, name)}* __restrict__ {_word(name)}"
+    return f"{_pointed(kernel.pass_, name)}* __restrict__ {_word(kernel, name)}"
 
 
 def _pointed(pass_: str, name: str) -> str:
@@ -284,7 +285,9 @@ def _pointed(pass_: str, name: str) -> str:
     if name in _INPUT_TYPES:
         return f"const {_INPUT_TYPES[name]}"
     if pass_ == "fwd":
-        return {"o": "Output", "vt": "Element"}.get(name, "float")
+        kinds = {"o": "Output", "o_padded": "Output"}
+        kinds |= dict.fromkeys(("vt", "q_padded", "k_padded", "v_padded"), "Element")
+        return kinds.get(name, "float")
     return _BACKWARD_TYPES.get(name, "float")
 
 
@@ -365,6 +368,28 @@ def v3_instructions(kernel: KernelSpec) -> tuple[str, ...]:
     if kernel.bias_dtype:
         return rounding
     return ("ldmatrix_x2", "ldmatrix_x1", f"mma_m16n8k8_{PTX_TYPES[kernel.dtype]}", *rounding)
+
+
+def map_of(kernel: KernelSpec, tensor: str) -> str:
+    """The parameter with the map of what V3 moves for Q, K, V or O."""
+    return f"{kernel.mapped[tensor]}_map"
+
+
+def padded_copies(kernel: KernelSpec) -> Iterator[tuple[str, str, str, str]]:
+    """Of each input that V3 pads: its name, columns, heads, and the rows of each (the longest)."""
+    rows = {"q": longest_q(kernel), "k": longest_k(kernel), "v": longest_k(kernel)}
+    for name in (name for name in kernel.padded_tensors if name in rows):
+        columns = "kHeadDimV" if name == "v" else "kHeadDim"
+        yield name, columns, "heads" if name == "q" else "kv_heads", rows[name]
+
+
+def row_of(kernel: KernelSpec, number: str, tensor: str) -> str:
+    """A tensor's row of that number, packed where sequences are."""
+    if not kernel.varlen:
+        return number
+    of_q = ("heads", "longest_q", "cu_seqlens_q")
+    of_k = ("kv_heads", "longest_k", "cu_seqlens_k")
+    return f"packed_row({number}, {', '.join(of_q if tensor in 'qo' else of_k)})"
 
 
 def value_columns(kernel: KernelSpec) -> tuple[int, ...]:
@@ -489,7 +514,8 @@ def _environment() -> jinja2.Environment:
         *(hooked, softmax_factor, score_terms, score_call, score_columns_call, span_terms),
         *(longest_q, longest_k, dq_tile, head_rows, last_tile, warp_sees),
         *(mma, cvt, matrix_instructions, scale_of),
-        *(q_stages, output_parts, loader_registers, arch_flags, v3_instructions, value_columns, value_box_rows),
+        *(q_stages, output_parts, loader_registers, arch_flags, v3_instructions, value_columns),
+        *(value_box_rows, map_of, padded_copies, row_of),
     )
     helpers |= {option.__name__: option for option in options}
     environment.globals.update(helpers, ctype=CTYPES.__getitem__, ptx_type=PTX_TYPES.__getitem__)

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from fasim.problem import Problem
     from fasim.properties import Outcome, Report
     from fasim.render import Kernel
+    from fasim.timeline import Timeline
 
 # ---- GPUs ---------------------------------------------------------------------------------------
 
@@ -316,6 +317,30 @@ def _measured_facts(measured: Measurement) -> Iterator[tuple[str, str]]:
         yield f"beside {peer.name}", f"{took}, {times} the kernel's"
     for name, reason in measured.missing.items():
         yield f"no {name}", reason
+
+
+LANE_WIDTH = 100  # columns
+
+
+def timeline(screen: Screen, taken: Timeline) -> None:
+    """Lanes of text, the model's below, and what the consumers' time went to."""
+    from fasim import timeline as lanes
+
+    where = taken.device.get("name", "in the emulator: notes are counted, not timed")
+    screen.line(f"{taken.kernel}, block 0, {where}")
+    screen.line(shape(taken.problem))
+    if taken.cost:
+        screen.line(f"the build that notes takes {units.factor(taken.cost)} the kernel's time")
+    for title, spans, unit in (
+        ("noted", taken.spans, taken.unit),
+        ("model: every pipe at its rate", taken.model, "clocks"),
+    ):
+        if spans:
+            step, shares = lanes.a_step(spans), lanes.shares(spans)
+            screen.line(f"\n{title}, {step:.0f} {unit} a step, the first {lanes.SHOWN}")
+            screen.facts(lanes.drawn(spans, LANE_WIDTH).items())
+            screen.line(", ".join(f"{what} {units.percent(x)}" for what, x in shares.items()))
+    screen.line(f"\n{lanes.LEGEND}")
 
 
 # ---- plans --------------------------------------------------------------------------------------

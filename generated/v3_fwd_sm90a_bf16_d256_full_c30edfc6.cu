@@ -32,7 +32,7 @@
 //   9f85390f  device/chunk_address.cuh
 //   fb8f8205  device/fragments.cuh
 //   76c2f1b5  device/integers.cuh
-//   f08efb59  device/load_v3.cuh
+//   b650d0f7  device/load_v3.cuh
 //   6718b7d2  device/mask.cuh
 //   8e7d2df2  device/matmul_wgmma.cuh
 //   06eb1102  device/matrix_descriptor.cuh
@@ -45,15 +45,17 @@
 //   17509448  device/span.cuh
 //   206baab0  device/store_tma.cuh
 //   567f0171  device/tensor_map.cuh
+//   3167b13b  device/timeline.cuh
 //   689d4211  device/turn.cuh
 //   c2706fe3  device/types.cuh
-//   79909994  kernels/v3_fwd.cu
+//   a583898c  kernels/v3_fwd.cu
 //   f226075c  parts/constants_v3.cuh
 //   2c9f1fd9  parts/main_arrays.cuh
 //   ac5a8a33  parts/main_options.cuh
-//   62494ba8  parts/main_v3.cu
+//   b4e71274  parts/main_v3.cu
 //   5af47db7  ptx/bar_arrive.cuh
 //   18bd1382  ptx/bar_sync.cuh
+//   f0e3942d  ptx/clock64.cuh
 //   bdcce3e8  ptx/cp_async_bulk_commit_group.cuh
 //   646951b4  ptx/cp_async_bulk_tensor_4d.cuh
 //   f3bd1237  ptx/cp_async_bulk_wait_group.cuh
@@ -91,7 +93,7 @@
 // "fwd", "scale": 0.0625, "scales": "tensor", "seq": 4096, "seq_kv": 4096, "softcap": 0.0,
 // "varlen": false, "window": [-1, -1]}, "schema": "fasim.plan/1", "slots": 132, "smem_bytes":
 // 230400}
-// ---- the rest of the file has sha256 cb67308c153e49c7885adbd418b999fdba40993f4bdd27a75231b44756802bdb
+// ---- the rest of the file has sha256 cfccfe961b8d71093614e17325ee6d84994659e7cb94149e2012519ba4ead5f9
 // FlashAttention-3, forward (Shah et al. 2024, algorithms 1 and 2).
 //
 // A block stays on its SM and works on one tile of queries after the other. One warpgroup, the producer,
@@ -687,6 +689,41 @@ __device__ __forceinline__ Turn turn(int n) {
   return {n % kSlots, u32(n / kSlots % 2)};
 }
 
+// ---- Timeline -----------------------------------------------------------------------------------
+// A build with FASIM_TIMELINE notes when each warpgroup of the first block did what, step by step (a step
+// is a tile of keys): `fasim bench --timeline`. Any other build has no trace of it.
+enum Act { kLoadQ, kLoadK, kLoadV, kAsked, kBegan, kScored, kWeighed, kSummed, kStored, kActs };
+
+#ifdef FASIM_TIMELINE
+
+namespace ptx {
+#ifndef FASIM_EMULATE
+
+// Clocks of the SM so far. PTX ISA: special registers, %clock64.
+__device__ __forceinline__ u64 clock64() {
+  u64 clocks;
+  asm volatile("mov.u64 %0, %%clock64;" : "=l"(clocks)::"memory");
+  return clocks;
+}
+
+#endif
+}  // namespace ptx
+
+constexpr int kNotedSteps = 1024;
+
+extern "C" {
+__device__ u64 fasim_timeline[kConsumers + 1][kNotedSteps][kActs];
+}
+#endif
+
+__device__ __forceinline__ void note(Act act, int step) {
+#ifdef FASIM_TIMELINE
+  const int thread = ptx::thread_index();  // asked again, lest addresses be kept all along
+  if (blockIdx.x != 0 || thread % 128 != 0 || step >= kNotedSteps) return;
+  fasim_timeline[thread / 128][step][act] = ptx::clock64();
+#endif
+}
+
 // ---- Shared memory ------------------------------------------------------------------------------
 // A tile as TMA leaves it, and wgmma reads it.
 template <int kRows, int kTileSlabs>
@@ -853,6 +890,7 @@ struct Loader {  // its thread's view of the rings of K and V
     ptx::mbarrier_arrive_expect_tx(&shared.full_k[at.slot], sizeof(shared.k[0]));
     load_slabs(shared.k[at.slot], k_map, &shared.full_k[at.slot], keys.row + tile * kBlockKV, head,
                keys.batch);
+    note(kLoadK, count_k - 1);
   }
 
   __device__ __forceinline__ void load_v(int tile, int head, const Place& keys) {
@@ -861,6 +899,7 @@ struct Loader {  // its thread's view of the rings of K and V
     ptx::mbarrier_arrive_expect_tx(&shared.full_v[at.slot], sizeof(shared.v[0]));
     load_slabs(shared.v[at.slot], v_map, &shared.full_v[at.slot], keys.row + tile * kBlockKV, head,
                keys.batch);
+    note(kLoadV, count_v - 1);
   }
 };
 
@@ -1237,6 +1276,7 @@ v3_fwd_sm90a_bf16_d256_full_c30edfc6(
         load_slabs(shared.q[at.slot][i], &q_map, &shared.full_q[at.slot], query, work.head,
                    queries.batch);
       }
+      note(kLoadQ, loader.count_k);
       const int kv_head = work.head / (heads / kv_heads);
       const Tiles tiles = key_tiles(work.first_query, span_of(work));
       for (int tile = tiles.end - 1; tile >= tiles.begin; --tile) {
@@ -1283,12 +1323,15 @@ v3_fwd_sm90a_bf16_d256_full_c30edfc6(
   };
   const auto start = [&](int n) {  // the scores of the n-th tile of keys
     const Turn at = turn<kStages>(n);
+    note(kAsked, n);
     wait(&shared.full_k[at.slot], at.parity);
     ptx::bar_sync(kTurnBarrier + warpgroup, 256);
+    note(kBegan, n);
     start_scores(s, descriptor_of(shared.q[(round - 1) % kQStages][warpgroup]),
                  descriptor_of(shared.k[at.slot]));
   };
   const auto weigh_scores = [&](int n, bool fresh) {
+    note(kScored, n);
     // From products to what softmax sees, for the keys from the tile's `column`-th on.
     const auto finish = [&](auto& s, int column) {
       if (is_among(tile, whole)) return;
@@ -1308,6 +1351,7 @@ v3_fwd_sm90a_bf16_d256_full_c30edfc6(
       ptx::mbarrier_arrive(&shared.empty_k[n % kStages]);
       if (tile == last_tile) ptx::mbarrier_arrive(&shared.empty_q[(round - 1) % kQStages]);
     }
+    note(kWeighed, n);
   };
   const auto start_values_of = [&](int n) {
     const Turn at = turn<kStages>(n);
@@ -1343,10 +1387,12 @@ v3_fwd_sm90a_bf16_d256_full_c30edfc6(
     weigh_scores(n + 1, ends);
     finish_products<0>(o);
     if (leads) ptx::mbarrier_arrive(&shared.empty_v[n % kStages]);
+    note(kSummed, n);
     round_weights(p, s);
     if (ends) {
       store();
       zero(o);
+      note(kStored, n);
     }
     ++n;
   }
@@ -1354,7 +1400,9 @@ v3_fwd_sm90a_bf16_d256_full_c30edfc6(
     start_values_of(n);
     end();
     finish_products<0>(o);
+    note(kSummed, n);
     store();
+    note(kStored, n);
   }
   if (leads) ptx::cp_async_bulk_wait_group_read<0>();
   if (warpgroup == 0) ptx::bar_sync(kTurnBarrier, 256);  // the turn that no one took

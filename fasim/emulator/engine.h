@@ -156,6 +156,7 @@ class Worker {
   Warp& warp_of(const Thread& thread) { return warps_[thread.warp()]; }
   const Launch& launch() const { return *launch_; }
   Index block_index() const;
+  u64 tick() { return ++ticks_; }
   u64 number() const { return number_; }  // of the block it runs or ran last, among those started
 
   // ---- memory (memory.h)
@@ -338,6 +339,7 @@ class Worker {
   bool given_up_ = false;  // as it waited for a block that failed
   std::vector<Learned> learned_;  // of other blocks, by this one
   u64 touches_ = 0;  // of this block, against the budget
+  u64 ticks_ = 0;  // how often its threads asked for the clock
   u32 epoch_ = 1;  // no access so far was filed under it or anything later
   u32 ready_ = 0;  // warps with lanes that can go on
 

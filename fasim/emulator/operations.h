@@ -286,6 +286,8 @@ Dim3 grid_dim() {
   return {size[0], size[1], size[2]};
 }
 
+unsigned long long clock64() { return Worker::here().tick(); }
+
 void barrier(unsigned id, unsigned threads, bool sleep, unsigned line) {
   const BarrierOperands operands{id, threads, sleep};
   Worker::here().together({kBarrier, HERE, kLiving, at_line(line), act_barrier}, &operands);

@@ -264,6 +264,15 @@ class Program:
         """The kernel's lines."""
         return self.library.with_name("kernel.cu").read_text().splitlines()
 
+    def variable(self, symbol: str, size: int) -> NDArray[np.uint8]:
+        """The ``size`` bytes of a variable of the file, where they lie. Raises UsageError if it has
+        none of that name."""
+        try:
+            memory = (c_uint8 * size).in_dll(self._loaded, symbol)
+        except ValueError as error:
+            raise UsageError(f"{self.symbol} has no variable {symbol}", why=str(error)) from error
+        return np.frombuffer(memoryview(memory), np.uint8)
+
     def launch(
         self,
         arguments: Mapping[str, Argument],

@@ -335,7 +335,7 @@ inline void Worker::begin_block() {
   random_.seed(request.seed, block_);
   shared_shadow_.begin(epoch_, nullptr);
   std::memset(smem_raw, 0xff, request.smem_bytes);
-  touches_ = 0;
+  touches_ = ticks_ = 0;
   learned_.clear();
   constexpr u32 kLateness[] = {16, 15, 8, 2};
   Random late;  // of its own: without TMA the order of warps is what it always was

@@ -16,7 +16,15 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from fasim.errors import UsageError
-from fasim.plan import SCALE_INPUTS, WARPGROUP, WARPGROUP_ROWS, Tile, transposes, v3_layout
+from fasim.plan import (
+    SCALE_INPUTS,
+    WARPGROUP,
+    WARPGROUP_ROWS,
+    Tile,
+    padded_tensors,
+    transposes,
+    v3_layout,
+)
 from fasim.problem import Problem
 
 
@@ -39,10 +47,12 @@ def units(problem: Problem, variant: str) -> int:
 
 
 def events(problem: Problem, variant: str, tile: Tile, splits: int = 1) -> Iterator[Event]:
-    """The events of one of ``units`` heads, forward. Raises UsageError for V3 in e4m3, whose
-    V comes from a kernel before."""
+    """The events of one of ``units`` heads, forward. Raises UsageError for V3 in e4m3, and for rows
+    that V3 pads: those tensors come from a kernel before."""
     if transposes(variant, problem.dtype):
         raise UsageError("V3 in e4m3 has no events", why="V is laid out by a launch of its own")
+    if variant == "v3" and padded_tensors(problem):
+        raise UsageError("V3 that pads rows has no events", why="launches of their own copy them")
     streams = {"v1": _v1, "v2": _v2, "v2_split": _v2_split, "v3": _v3}
     return streams[variant](_Head(problem, variant, tile), splits)
 

@@ -21,6 +21,8 @@ from fasim.plan import (
     WARP,
     MOST_COLUMNS,
     columns_at_once,
+    padded_tensors,
+    takable,
     transposed_shape,
     transposes,
     v3_layouts,
@@ -499,6 +501,8 @@ def _flash_hbm(problem: Problem, algo: str, pass_: str) -> HbmBytes:
     forward = _v1_workspace(problem) if algo == "v1" else 0
     if transposes(algo, problem.dtype):
         forward = math.prod(transposed_shape(problem))
+    if algo == "v3":
+        forward += _padded_workspace(problem)
     if pass_ == "fwd":
         return HbmBytes(inputs=t.q + t.kv + t.bias, outputs=t.o + t.lse, workspace=forward)
     backward = _dq_workspace(problem, algo)
@@ -508,6 +512,13 @@ def _flash_hbm(problem: Problem, algo: str, pass_: str) -> HbmBytes:
         saved=t.o + t.lse,
         workspace=max(forward, backward) if pass_ == "train" else backward,
     )
+
+
+def _padded_workspace(problem: Problem) -> int:
+    """Copies of what has rows that TMA does not take."""
+    d, dv = takable(problem.head_dim), takable(problem.head_dim_v)
+    wide = vars(Tensors.of(replace(problem, head_dim=d, head_dim_v=dv)))
+    return sum(wide[name] for name in padded_tensors(problem))
 
 
 def _v1_workspace(problem: Problem) -> int:

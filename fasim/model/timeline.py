@@ -140,18 +140,21 @@ class _Flash:
 
     def _launches(self) -> int:
         """A backward prepares D before its main kernel; V2 and V3 round dQ after it. V3 lays out V
-        before, in e4m3."""
-        backward = 2 if self.algo == "v1" else 3
-        return backward if self.pass_ == "bwd" else 1 + transposes(self.algo, self.problem.dtype)
+        before, in e4m3; it pads rows before, and cuts those of O after."""
+        if self.pass_ == "bwd":
+            return 2 if self.algo == "v1" else 3
+        padded = traffic.pads(self.problem, self.algo, self.pass_)
+        aside = bool(set(padded) - {"o"}) + ("o" in padded)
+        return 1 + transposes(self.algo, self.problem.dtype) + aside
 
     def _aside_s(self) -> float:
         """Seconds of what stands before and after the main kernel, bound by HBM."""
         if self.pass_ == "fwd":
-            moved = (
-                traffic.laid_out(self.problem).total
-                if transposes(self.algo, self.problem.dtype)
-                else 0
-            )
+            moved = 0
+            if transposes(self.algo, self.problem.dtype):
+                moved = traffic.laid_out(self.problem).total
+            if traffic.pads(self.problem, self.algo, self.pass_):
+                moved = traffic.padding(self.problem).total
             return float(moved / self.speed.hbm_bytes_s)
         t = Tensors.of(self.problem)
         rounding = t.q + 2 * _fp32_q(self.problem) if self.algo != "v1" else 0

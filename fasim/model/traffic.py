@@ -18,7 +18,16 @@ from fasim.gpu import Gpu
 from fasim.model.footprint import Tensors, parts_bytes
 from fasim.model.tiles import Ints, Tiles, ceil_div, padded
 from fasim.model.visits import Visits, packed_visits, visits
-from fasim.plan import ABREAST, SCALE_INPUTS, transposed_shape, transposes
+from fasim.plan import (
+    ABREAST,
+    PADDED,
+    PADDED_BYTES,
+    SCALE_INPUTS,
+    padded_tensors,
+    takable,
+    transposed_shape,
+    transposes,
+)
 from fasim.problem import Problem
 
 # Share of the L2 that a working set may fill and still be found there again.
@@ -68,6 +77,8 @@ def issued(problem: Problem, algo: str, pass_: str, tiles: Tiles) -> Bytes:
     moved = _ISSUED[algo, pass_](problem, seen, tiles)
     if transposes(algo, problem.dtype):
         moved = _with_transposed(problem, seen, tiles.block_kv, moved)
+    if pads(problem, algo, pass_):
+        moved = _with_padded(problem, seen, tiles)
     reads = _option_reads if pass_ == "fwd" else _option_reads_bwd
     return Bytes.by_tensor({**moved.reads, **reads(problem, algo, tiles)}, moved.writes)
 
@@ -113,7 +124,8 @@ def _option_reads(problem: Problem, algo: str, tiles: Tiles) -> dict[str, Any]:
         reads["bias"] = heads * visits(problem, rows, tiles.step_kv).pairs * p.bias_bytes
     if p.varlen:
         readers = heads * seen.q_tiles if algo == "v3" else threads
-        reads |= {"cu_seqlens_q": 8 * readers, "cu_seqlens_k": 8 * readers}
+        of_q, of_k = _padders(problem) if pads(problem, algo, "fwd") else (0, 0)
+        reads |= {"cu_seqlens_q": 8 * (readers + of_q), "cu_seqlens_k": 8 * (readers + of_k)}
     if p.dtype == "e4m3":
         readers = heads * seen.q_tiles if algo == "v3" else threads
         reads |= dict.fromkeys(SCALE_INPUTS, 4 * readers)
@@ -195,6 +207,48 @@ def laid_out(problem: Problem) -> Bytes:
     heads = problem.batch * problem.kv_heads
     read = heads * problem.seq_kv * problem.head_dim_v
     return Bytes(read, math.prod(transposed_shape(problem)))
+
+
+def pads(problem: Problem, algo: str, pass_: str) -> tuple[str, ...]:
+    """Tensors that kernels of their own copy to, or O from, rows that TMA takes."""
+    return padded_tensors(problem) if (algo, pass_) == ("v3", "fwd") else ()
+
+
+def widened(problem: Problem) -> Problem:
+    """The problem as V3's main kernel sees it then: of rows that TMA takes."""
+    return replace(
+        problem, head_dim=takable(problem.head_dim), head_dim_v=takable(problem.head_dim_v)
+    )
+
+
+def padding(problem: Problem) -> Bytes:
+    """What the kernels move that pad rows and cut those of O: every row once."""
+    names = padded_tensors(problem)
+    narrow, wide = (vars(Tensors.of(p)) for p in (problem, widened(problem)))
+    given = [name for name in names if name != "o"]
+    copied = ["o"] if "o" in names else []
+    reads = {n: narrow[n] for n in given} | {f"{n}{PADDED}": wide[n] for n in copied}
+    writes = {f"{n}{PADDED}": wide[n] for n in given} | {n: narrow[n] for n in copied}
+    return Bytes.by_tensor(reads, writes)
+
+
+def _padders(problem: Problem) -> tuple[int, int]:
+    """Threads that copy rows of Q and O, and of K and V: one for 16 bytes."""
+    names, wide = padded_tensors(problem), vars(Tensors.of(widened(problem)))
+    bytes_ = (sum(wide[n] for n in names if n in tensors) for tensors in ("qo", "kv"))
+    of_q, of_k = (size // PADDED_BYTES for size in bytes_)
+    return of_q, of_k
+
+
+def _with_padded(problem: Problem, seen: Visits, tiles: Tiles) -> Bytes:
+    """V3 on rows that were padded before, and are cut after."""
+    names = padded_tensors(problem)
+    main, aside = _v2_fwd(widened(problem), seen, tiles), padding(problem)
+    both = []
+    for moved, more in ((main.reads, aside.reads), (main.writes, aside.writes)):
+        renamed = {f"{n}{PADDED}" if n in names else n: b for n, b in moved.items()}
+        both.append(renamed | {n: renamed.get(n, 0) + b for n, b in more.items()})
+    return Bytes.by_tensor(*both)
 
 
 def _v2_split(problem: Problem, tiles: Tiles) -> Bytes:
@@ -358,11 +412,13 @@ def dram(
     if algo == "v1":
         return _v1_dram(problem, gpu, pass_, asked, resident)
     abreast = min(ABREAST, problem.batch * problem.kv_heads) if algo == "v2_ordered" else 1
-    walked = _walk_dram(problem, gpu, pass_, tiles, asked, resident, abreast)
-    if not transposes(algo, problem.dtype):
-        return walked
-    before = laid_out(problem)
-    return Bytes(np.minimum(walked.read + before.read, asked.read), walked.write + before.write)
+    before = padding(problem) if pads(problem, algo, pass_) else Bytes(0, 0)
+    seen = widened(problem) if before.total else problem
+    walked = _walk_dram(seen, gpu, pass_, tiles, asked, resident, abreast)
+    if transposes(algo, problem.dtype):
+        before = laid_out(problem)
+    read, write = walked.read + before.read, walked.write + before.write
+    return Bytes(np.minimum(read, asked.read), np.minimum(write, asked.write))
 
 
 def _standard_dram(problem: Problem, gpu: Gpu, pass_: str, asked: Bytes) -> Bytes:

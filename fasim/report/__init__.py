@@ -16,7 +16,7 @@ from fasim import gpu
 from fasim.entry import Entry
 from fasim.errors import UsageError
 from fasim.gpu import Gpu
-from fasim.model import silicon
+from fasim.model import silicon, traffic
 from fasim.plan import transposes
 from fasim.problem import Problem
 
@@ -141,6 +141,12 @@ def _check(entry: Entry) -> None:
             "the page does not plan V3 in e4m3",
             why="its kernel lays out V in a launch of its own, which the page does not draw",
             hint="`fasim plan` and `fasim explain` do; the page shows V3 in fp16 and bf16",
+        )
+    if traffic.pads(entry.problem, entry.algo, entry.pass_):
+        raise UsageError(
+            "the page does not plan V3 for rows that it pads",
+            why="launches of their own copy them, which the page does not draw",
+            hint="`fasim plan` and `fasim explain` do; the page shows head_dim in multiples of 8",
         )
     assert entry.issued, "available entries carry their bytes"
     if entry.issued.total > MOST_BYTES:

@@ -671,6 +671,7 @@ function makeModel(C, GPUS) {
     if (algo === "v3" && !gpu.wgmma) return ["wgmma and TMA exist only on sm_90a", "wgmma 与 TMA 只有 sm_90a 才有"];
     if (algo === "v3" && p.dtype === "fp32") return ["wgmma has no fp32", "wgmma 没有 fp32"];
     if (algo === "v3" && p.dtype === "e4m3") return ["the page does not plan V3 in e4m3", "本页不规划 e4m3 的 V3"];
+    if (algo === "v3" && (p.head_dim % 8 || p.head_dim_v % 8)) return ["the page does not plan V3 for rows that it pads", "本页不规划需要补齐行的 V3"];
     if (algo === "v1" && p.dtype === "e4m3") return ["only V2 and V3 compute in e4m3", "只有 V2 与 V3 能用 e4m3 计算"];
     return null;
   }

@@ -81,6 +81,16 @@ class EmulatorRunner:
         self._launch(kernel, arrays, launch, spans)
         return sorted(spans, key=lambda span: (span.block, span.first))
 
+    def read_after(
+        self, kernel: Kernel, arrays: Mapping[str, Any], launch: Launch, symbol: str, size: int
+    ) -> NDArray[np.uint8]:
+        """The ``size`` bytes of a variable of the file after a launch that found it zeroed. Errors
+        as of ``run``."""
+        variable = _program(kernel).variable(symbol, size)
+        variable[...] = 0
+        self._launch(kernel, arrays, launch)
+        return variable.copy()
+
     def _launch(
         self,
         kernel: Kernel,

@@ -84,6 +84,20 @@ class GpuRunner:
                 buffer.check_guards(kernel.stem)
             return {name: call.outputs[name].numpy() for name in launch.outputs}
 
+    def read_after(
+        self, kernel: Kernel, arrays: Mapping[str, Any], launch: Launch, symbol: str, size: int
+    ) -> NDArray[np.uint8]:
+        """The ``size`` bytes of a variable of the file after a launch that found it zeroed; one
+        before warms up. Errors as of ``run``."""
+        with _device(kernel.stem):
+            call = launch_on_device(kernel, arrays, launch)
+            address, _ = _module(kernel).get_global(symbol)
+            _driver().Context.synchronize()
+            _driver().memset_d8(int(address), 0, size)
+            call()
+            _driver().Context.synchronize()
+            return _download(int(address), size)
+
 
 @dataclass(frozen=True)
 class DeviceArray:

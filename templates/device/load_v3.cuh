@@ -66,6 +66,7 @@ struct Loader {  // its thread's view of the rings of K and V
     ptx::mbarrier_arrive_expect_tx(&shared.full_k[at.slot], sizeof(shared.k[0]));
     load_slabs(shared.k[at.slot], k_map, &shared.full_k[at.slot], keys.row + tile * kBlockKV, head,
                keys.batch);
+    note(kLoadK, count_k - 1);
   }
 
   __device__ __forceinline__ void load_v(int tile, int head, const Place& keys) {
@@ -82,5 +83,6 @@ struct Loader {  // its thread's view of the rings of K and V
     load_slabs(shared.v[at.slot], v_map, &shared.full_v[at.slot], keys.row + tile * kBlockKV, head,
                keys.batch);
 //% endif
+    note(kLoadV, count_v - 1);
   }
 };

@@ -58,6 +58,8 @@ constexpr int kTurnBarrier = 1 + kConsumers;  // a consumer's turn to start prod
 
 //% include "device/turn.cuh"
 
+//% include "device/timeline.cuh"
+
 //% if kernel.varlen
 //% include "device/varlen.cuh"
 //% endif
@@ -106,6 +108,10 @@ constexpr int kTurnBarrier = 1 + kConsumers;  // a consumer's turn to start prod
 //% include "device/transpose_e4m3.cuh"
 //% endif
 
+//% if kernel.padded_tensors
+//% include "device/pad_rows.cuh"
+//% endif
+
 //% if not kernel.scaled
 // A consumer has started its products: the next one may.
 __device__ __forceinline__ void pass_turn(int consumer) {
@@ -145,7 +151,7 @@ $(parameters(kernel))) {
     const int tiles_kv = (seq_kv + kBlockKV - 1) / kBlockKV;
     Loader loader = {shared, &k_map, &vt_map, k_scale, v_scale, kv_heads, tiles_kv};
 //% else
-    Loader loader = {shared, &k_map, $('&vt_map' if kernel.scaled else '&v_map')};
+    Loader loader = {shared, &$(map_of(kernel, "k")), &$(map_of(kernel, "v"))};
 //% endif
     int before = 0, before_head = 0;  // the tile whose V is still to come
     Place before_keys = {0, 0};
@@ -196,9 +202,10 @@ $(parameters(kernel))) {
 #pragma unroll
       for (int i = 0; i < kConsumers; ++i) {
         const int query = queries.row + work.first_query + 64 * i;
-        load_slabs(shared.q[at.slot][i], &q_map, &shared.full_q[at.slot], query, work.head,
+        load_slabs(shared.q[at.slot][i], &$(map_of(kernel, "q")), &shared.full_q[at.slot], query, work.head,
                    queries.batch);
       }
+      note(kLoadQ, loader.count_k);
       const int kv_head = work.head / (heads / kv_heads);
       const Tiles tiles = key_tiles(work.first_query, span_of(work));
       for (int tile = tiles.end - 1; tile >= tiles.begin; --tile) {
@@ -263,10 +270,11 @@ $(parameters(kernel))) {
   };
   const auto store = [&] {
     const Work& work = shared.works[(round - 2) % kWorks];
-    store_output(shared, o, &o_map, work, queries_of(work), span_of(work).seq_q);
+    store_output(shared, o, &$(map_of(kernel, "o")), work, queries_of(work), span_of(work).seq_q);
   };
   const auto start = [&](int n) {  // the scores of the n-th tile of keys
     const Turn at = turn<kStages>(n);
+    note(kAsked, n);
     wait(&shared.full_k[at.slot], at.parity);
 //% if kernel.scales == "block"
     key_factor = shared.key_factors[at.slot];
@@ -274,6 +282,7 @@ $(parameters(kernel))) {
 //% if not kernel.scaled
     ptx::bar_sync(kTurnBarrier + warpgroup, 256);
 //% endif
+    note(kBegan, n);
     start_scores(s, descriptor_of(shared.q[(round - 1) % kQStages][warpgroup]),
                  descriptor_of(shared.k[at.slot]));
   };
@@ -320,6 +329,7 @@ $(parameters(kernel))) {
     start(n);
     [[maybe_unused]] const float score_factor = factor_of_scores();
     finish_products<0>(s);
+    note(kScored, n);
     finish(s, 0);
     const bool looks = is_looked_at(whole.end - tile);
     weigh(p, s, o, row, $(softmax_factor(kernel)), looks, [&](FewScores& few, int step) {
@@ -331,6 +341,7 @@ $(parameters(kernel))) {
       ptx::mbarrier_arrive(&shared.empty_k[n % kStages]);
       if (tile == last_tile) ptx::mbarrier_arrive(&shared.empty_q[(round - 1) % kQStages]);
     }
+    note(kWeighed, n);
   };
   // The weights of the n-th tile times V, added to O.
   const auto add_values_of = [&](int n) {
@@ -338,6 +349,7 @@ $(parameters(kernel))) {
     wait(&shared.full_v[at.slot], at.parity);
     add_values(o, p, descriptor_of(shared.v[at.slot])$(", shared.value_factors[at.slot]" if kernel.scales == "block"));
     if (tells()) ptx::mbarrier_arrive(&shared.empty_v[at.slot]);
+    note(kSummed, n);
   };
   reset(row);
   zero(o);
@@ -357,11 +369,13 @@ $(parameters(kernel))) {
     works = begin_together();
     end();
     store();
+    note(kStored, n);
     reset(row);
     zero(o);
   }
 //% else
   const auto weigh_scores = [&](int n, bool fresh) {
+    note(kScored, n);
     finish(s, 0);
 //% if kernel.bias_dtype
     weigh(s, o, row, $(softmax_factor(kernel)), fresh);
@@ -376,6 +390,7 @@ $(parameters(kernel))) {
       ptx::mbarrier_arrive(&shared.empty_k[n % kStages]);
       if (tile == last_tile) ptx::mbarrier_arrive(&shared.empty_q[(round - 1) % kQStages]);
     }
+    note(kWeighed, n);
   };
   const auto start_values_of = [&](int n) {
     const Turn at = turn<kStages>(n);
@@ -412,10 +427,12 @@ $(parameters(kernel))) {
     weigh_scores(n + 1, ends);
     finish_products<0>(o);
     if (leads) ptx::mbarrier_arrive(&shared.empty_v[n % kStages]);
+    note(kSummed, n);
     round_weights(p, s);
     if (ends) {
       store();
       zero(o);
+      note(kStored, n);
     }
     ++n;
   }
@@ -423,7 +440,9 @@ $(parameters(kernel))) {
     start_values_of(n);
     end();
     finish_products<0>(o);
+    note(kSummed, n);
     store();
+    note(kStored, n);
   }
 //% endif
   if ($("ptx::thread_index() % 128 == 0" if kernel.scaled else "leads")) ptx::cp_async_bulk_wait_group_read<0>();

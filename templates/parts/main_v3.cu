@@ -56,11 +56,22 @@ int main(int argc, char** argv) {
   const int seq_q = size(4, 4096), seq_kv = size(5, seq_q);
   const i64 rows = i64(batch) * heads * seq_q, keys = i64(batch) * kv_heads * seq_kv;
 //% include "parts/main_options.cuh"
-  Output* o = device_array<Output>(rows * kHeadDimV);
+  Output* $("O" if "o" in kernel.padded_tensors else "o") = device_array<Output>(rows * kHeadDimV);
   float* lse = device_array<float>(rows);
+//% if "q" in kernel.padded_tensors
+  constexpr int kWide = 8 * kChunks<kHeadDim>;
+  const Element *q = input(rows * kHeadDim, 1), *k = input(keys * kHeadDim, 2);
+  const Strides q_strides = contiguous(heads, seq_q, kHeadDim);
+  const Strides k_strides = contiguous(kv_heads, seq_kv, kHeadDim);
+  Element* q_padded = device_array<Element>(rows * kWide);
+  Element* k_padded = device_array<Element>(keys * kWide);
+  const TensorMap q_padded_map = encoded(q_padded, batch, heads, seq_q, kWide, 64);
+  const TensorMap k_padded_map = encoded(k_padded, batch, kv_heads, seq_kv, kWide, kBlockKV);
+//% else
   const TensorMap q_map = encoded(input(rows * kHeadDim, 1), batch, heads, seq_q, kHeadDim, 64);
   const TensorMap k_map =
       encoded(input(keys * kHeadDim, 2), batch, kv_heads, seq_kv, kHeadDim, kBlockKV);
+//% endif
 //% if kernel.scaled
   const Element* v = input(keys * kHeadDimV, 3);
   const Strides v_strides = contiguous(kv_heads, seq_kv, kHeadDimV);
@@ -70,11 +81,28 @@ int main(int argc, char** argv) {
   const TensorMap vt_map = encoded(vt, batch, kv_heads, kDV + 1, row_keys, kBoxRowsV);
   const int transposers = batch * kv_heads * (row_keys / kKeysAtOnce) * (kDV / 4 + 1);
   const int transpose_grid = (transposers + kTransposers - 1) / kTransposers;
+//% elif "v" in kernel.padded_tensors
+  constexpr int kWideV = 8 * kChunks<kHeadDimV>;
+  const Element* v = input(keys * kHeadDimV, 3);
+  const Strides v_strides = contiguous(kv_heads, seq_kv, kHeadDimV);
+  Element* v_padded = device_array<Element>(keys * kWideV);
+  Output* o_padded = device_array<Output>(rows * kWideV);
+  const TensorMap v_padded_map = encoded(v_padded, batch, kv_heads, seq_kv, kWideV, kBlockKV);
+  const TensorMap o_padded_map = encoded(o_padded, batch, heads, seq_q, kWideV, 64);
 //% else
   const TensorMap v_map =
       encoded(input(keys * kHeadDimV, 3), batch, kv_heads, seq_kv, kHeadDimV, kBlockKV);
 //% endif
+//% if "o" not in kernel.padded_tensors
   const TensorMap o_map = encoded(o, batch, heads, seq_q, kHeadDimV, 64);
+//% endif
+//% if kernel.padded_tensors
+  const auto blocks_for = [](i64 chunks) { return int((chunks + kPadders - 1) / kPadders); };
+  i64 to_pad = 0;
+//% for name, columns, _, _ in padded_copies(kernel)
+  to_pad += $("rows" if name == "q" else "keys") * kChunks<$(columns)>;
+//% endfor
+//% endif
   int blocks = 132;
   cudaDeviceGetAttribute(&blocks, cudaDevAttrMultiProcessorCount, 0);
   const int q_blocks = (seq_q + kBlockQ - 1) / kBlockQ, tiles = batch * heads * q_blocks;
@@ -96,7 +124,14 @@ int main(int argc, char** argv) {
 //% if kernel.scaled
     $(kernel.stem)_transpose<<<transpose_grid, kTransposers>>>($(call(kernel, "    " ~ kernel.stem ~ "_transpose<<<transpose_grid, kTransposers>>>(")));
 //% endif
+//% if kernel.padded_tensors
+    $(kernel.stem)_pad<<<blocks_for(to_pad), kPadders>>>($(call(kernel, "    " ~ kernel.stem ~ "_pad<<<blocks_for(to_pad), kPadders>>>(")));
+//% endif
     kernel<<<grid, kThreads, kSmemBytes>>>($(call(kernel)));
+//% if "o" in kernel.padded_tensors
+    const int unpad_grid = blocks_for(rows * kChunks<kHeadDimV>);
+    $(kernel.stem)_unpad<<<unpad_grid, kPadders>>>($(call(kernel, "    " ~ kernel.stem ~ "_unpad<<<unpad_grid, kPadders>>>(")));
+//% endif
     cudaEventRecord(stop);
     cudaEventSynchronize(stop);
     cudaEventElapsedTime(&ms, start, stop);

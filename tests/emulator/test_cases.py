@@ -52,10 +52,6 @@ def attend(
 ) -> tuple[Array, Array]:
     """(o, lse) in float64; q, k, v are (seq, dim) or (batch, heads, seq, dim)."""
     q, k, v = (np.reshape(x, (1,) * (4 - np.ndim(x)) + np.shape(x)) for x in (q, k, v))
-    columns = v.shape[3]
-    if algo == "v3":  # TMA takes rows of whole 16 bytes
-        options.setdefault("scale", 1 / np.sqrt(q.shape[3]))
-        q, k, v = (np.pad(x, ((0, 0),) * 3 + ((0, -x.shape[3] % 8),)) for x in (q, k, v))
     problem = Problem(
         batch=q.shape[0],
         heads=q.shape[1],
@@ -71,7 +67,7 @@ def attend(
     launch = kernel.plan.launch_for(problem)
     got = EmulatorRunner(workers=1).run(kernel, {**arrays, **(more or {})}, launch)
     o, lse = (got[name].astype(np.float64) for name in ("o", "lse"))
-    return np.squeeze(o[..., :columns]), np.squeeze(lse)
+    return np.squeeze(o), np.squeeze(lse)
 
 
 BACKWARD = Tile(block_q=32, block_kv=32, warps=2, stages=2)

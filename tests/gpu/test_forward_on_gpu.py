@@ -55,6 +55,19 @@ def test_every_property_holds(algo: str, dtype: str, head_dim: int, causal: bool
     properties.verify(kernel, gpu.GpuRunner(), examples=15).check()
 
 
+@pytest.mark.parametrize("varlen", [False, True])
+@pytest.mark.parametrize(("head_dim", "head_dim_v"), [(33, 33), (100, 64), (64, 100)])
+def test_v3_pads_rows(head_dim: int, head_dim_v: int, varlen: bool) -> None:
+    here = load("auto")
+    if here.arch != "sm_90a":
+        pytest.skip("V3 runs on sm_90a only")
+    dims = {"head_dim": head_dim, "head_dim_v": head_dim_v}
+    problem = Problem(dtype="bf16", causal=True, varlen=varlen, **dims)
+    plan = planner.plan(problem, here, "v3").plan
+    assert plan
+    properties.verify(render(plan), gpu.GpuRunner(), examples=15).check()
+
+
 @pytest.mark.parametrize("algo", ALGOS)
 def test_queries_before_the_first_key_give_zero(algo: str) -> None:
     kernel = kernel_of(algo, "fp32", causal=True, head_dim=1)

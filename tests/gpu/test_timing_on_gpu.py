@@ -6,10 +6,11 @@ import json
 
 import pytest
 
-from fasim import bench, planner
+from fasim import bench, planner, timeline
 from fasim.gpu import load
 from fasim.problem import Problem
 from fasim.render import render
+from fasim.runners.gpu import GpuRunner
 
 pytestmark = pytest.mark.gpu
 
@@ -27,3 +28,23 @@ def test_a_measurement_is_complete() -> None:
     assert document["predicted_s"] > 0
     assert len(document["rounds"]) == bench.ROUNDS
     assert document["clocks"]["sm_mhz"] > 0
+
+
+def test_a_timeline_is_complete() -> None:
+    here = load("auto")
+    if here.arch != "sm_90a":
+        pytest.skip("V3 runs on sm_90a only")
+    problem = Problem(heads=4, seq=1024, head_dim=128, causal=True)
+    plan = planner.plan(problem, here, "v3").plan
+    assert plan
+    found = timeline.take(render(plan), problem, GpuRunner(), here, bench.device())
+    document = json.loads(json.dumps(found.to_json()))
+    assert document["unit"] == "clocks"
+    assert document["cost"] > 0
+    for role in ("producer", "consumer 0", "consumer 1"):
+        mine = [span for span in found.spans if span.role == role]
+        assert mine
+        assert all(span.start <= span.end for span in mine)
+    weighed = [s.step for s in found.spans if (s.role, s.what) == ("consumer 0", "softmax")]
+    assert weighed == list(range(len(weighed)))
+    assert timeline.a_step(found.spans) > 0

@@ -105,6 +105,7 @@ EMPTY_V = "    wait(&shared.empty_v[at.slot], at.parity ^ 1);\n"
 EMPTY_Q = "      wait(&shared.empty_q[at.slot], at.parity ^ 1);\n"
 TURN = "    ptx::bar_sync(kTurnBarrier + warpgroup, 256);\n"
 V_RELEASE = "    if (leads) ptx::mbarrier_arrive(&shared.empty_v[n % kStages]);\n"
+SUMMED = "    note(kSummed, n);\n"
 K_RELEASE = "      ptx::mbarrier_arrive(&shared.empty_k[n % kStages]);\n"
 Q_RELEASE = (
     "      if (tile == last_tile) ptx::mbarrier_arrive(&shared.empty_q[(round - 1) % kQStages]);\n"
@@ -301,7 +302,7 @@ PRODUCTS = (
     ),
     Bug(
         "P is overwritten while it is multiplied",
-        "    finish_products<0>(o);\n" + V_RELEASE + "    round_weights(p, s);\n",
+        "    finish_products<0>(o);\n" + V_RELEASE + SUMMED + "    round_weights(p, s);\n",
         "    round_weights(p, s);\n    finish_products<0>(o);\n" + V_RELEASE,
         "operand in flight",
     ),

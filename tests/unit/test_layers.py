@@ -30,6 +30,7 @@ LAYERS = (
     {"candidates", "explain", "runners"},
     {"doctor", "planner", "properties", "work"},
     {"__init__", "bench", "catalogue", "comparison", "options", "report"},
+    {"timeline"},
     {"show"},
     {"demo"},
     {"cli"},

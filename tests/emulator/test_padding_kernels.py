@@ -1,0 +1,67 @@
+"""V3 on rows that TMA does not take: every property holds, and a wrong copy is found."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import pytest
+
+from fasim import gpu, planner, properties
+from fasim.emulator.program import Fault
+from fasim.errors import CheckFailed
+from fasim.plan import Tile
+from fasim.problem import Problem
+from fasim.render import Kernel, parse, render
+from fasim.runners.emulator import EmulatorRunner
+
+pytestmark = pytest.mark.emulator
+
+TILE = Tile(block_q=128, block_kv=32, stages=2, warps=8, registers=240)
+CASES: dict[str, dict[str, Any]] = {
+    "all": {"head_dim": 36, "head_dim_v": 33, "causal": True},
+    "q and k": {"head_dim": 25, "head_dim_v": 16, "dtype": "bf16", "softcap": 10.0},
+    "v and o": {"head_dim": 16, "head_dim_v": 67, "window": (40, 9)},
+    "packed": {"head_dim": 33, "dtype": "bf16", "varlen": True},
+    "one column": {"head_dim": 1, "bias": "dense"},
+}
+
+
+@cache
+def kernel_of(name: str) -> Kernel:
+    problem = Problem(heads=2, kv_heads=1, seq=150, seq_kv=90, **CASES[name])
+    plan = planner.plan(problem, gpu.load("h200"), "v3", tile=TILE).plan
+    assert plan
+    return render(plan)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_property_holds(name: str) -> None:
+    check(kernel_of(name), 2)
+
+
+def check(kernel: Kernel, examples: int) -> None:
+    for report in properties.verify_all(kernel, [EmulatorRunner()], examples, 0, None):
+        report.check()
+
+
+BUGS = {
+    "the end of a row is not zero": (
+        "u32 words[4] = {0, 0, 0, 0};",
+        "u32 words[4] = {~0u, ~0u, ~0u, ~0u};",
+    ),
+    "a chunk too many is read": ("if (8 * chunk + i < kColumns)", "if (true)"),
+    "a chunk too many is written": ("if (column < kHeadDimV) O", "if (true) O"),
+    "rows are not wider": ("[row * kChunks<kColumns> + chunk]", "[row * (kColumns / 8) + chunk]"),
+    "Q has as many heads as K": ("(row, q_strides, heads, ", "(row, q_strides, kv_heads, "),
+}
+
+
+@pytest.mark.parametrize("bug", BUGS)
+def test_a_wrong_copy_is_found(bug: str) -> None:
+    kernel = kernel_of("all")
+    right, wrong = BUGS[bug]
+    assert kernel.source.count(right) == 1
+    edited = parse(kernel.source.replace(right, wrong))
+    with pytest.raises((Fault, CheckFailed)):
+        check(edited, 4)
