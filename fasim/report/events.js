@@ -287,6 +287,7 @@ function makeEvents(model) {
     const pv = before && values("pv");
     if (ends) storeRows(h, make, role, i, "lse", before.query);
     const p = now && make.event(role, role, "softmax", "p", now.query, now.key, 0, h.clocks.p, { s: s.end }, "mufu");
+    if (pv) pv.behind = Boolean(now);  // of the weights of the next scores
     [p, pv].filter(Boolean).forEach(until);
     if (ends) storeRows(h, make, role, i, "o", before.query);  // by TMA: the consumer goes on
     return { p, pv };

@@ -463,13 +463,10 @@ function drawLanes() {
   writeLaneStates(versions, canvas);
 }
 
-// Values are multiplied while the consumer weighs the next scores.
-const isBehind = (e) => e.what === "pv" && e.role !== "block";
-
 // What lies below first: loads that came later, and last what runs behind other work.
 function layered(events) {
   const loads = events.filter((e) => e.kind === "load"), rest = events.filter((e) => e.kind !== "load");
-  return [...loads.reverse(), ...rest.filter((e) => !isBehind(e)), ...rest.filter(isBehind)];
+  return [...loads.reverse(), ...rest.filter((e) => !e.behind), ...rest.filter((e) => e.behind)];
 }
 
 function drawEvent(context, e, x, width, y, left, readyX) {
@@ -478,7 +475,7 @@ function drawEvent(context, e, x, width, y, left, readyX) {
   if (end <= left) return;
   const thin = e.kind === "load" || e.kind === "store";
   context.fillStyle = color(HUE[e.what] || e.what);
-  if (isBehind(e)) return context.fillRect(start, y + LANE_HEIGHT - 9, end - start, 6);
+  if (e.behind) return context.fillRect(start, y + LANE_HEIGHT - 9, end - start, 6);
   context.fillRect(start, y + (thin ? 6 : 3), end - start, LANE_HEIGHT - (thin ? 12 : 6));
   if (end - start > 26) {
     context.fillStyle = color("paper");
