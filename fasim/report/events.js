@@ -60,8 +60,8 @@ function makeEvents(model) {
     return list;
   }
 
-  // Where clocks go. `memory` is when the path from the L2 is free, `tensor` and `mufu` the pipes,
-  // `lanes` when each role is. An event starts when all it waits for has come; `waits` names the last.
+  // Where clocks go. `from` and `to` are when the paths from and to the L2 are free, `tensor` and `mufu` the
+  // pipes, `lanes` each role. An event starts when all it waits for has come; `waits` names the last.
   class Scheduler {
     constructor(h, state) {
       this.h = h;
@@ -87,8 +87,8 @@ function makeEvents(model) {
     move(lane, role, kind, what, query, key, bytes, after = {}) {
       const { state, h } = this, busy = bytes / h.r.l2_bytes;
       const event = this.event(lane, role, kind, what, query, key, bytes, 0, after);
-      const passes = Math.max(event.start, state.memory || 0) + busy;
-      if (bytes) state.memory = passes;
+      const path = kind === "load" ? "from" : "to", passes = Math.max(event.start, state[path]) + busy;
+      if (bytes) state[path] = passes;
       event.end = bytes ? passes + h.r.l2_latency : event.start;
       return event;
     }
@@ -322,7 +322,7 @@ function makeEvents(model) {
     return slabs.map((key, i) => (make) => transposeTurn(h, make, key, i === slabs.length - 1));
   }
 
-  const fresh = () => ({ lanes: {}, memory: 0, n: 0, tiles: {}, freeK: {}, freeV: {}, before: null });
+  const fresh = () => ({ lanes: {}, from: 0, to: 0, n: 0, tiles: {}, freeK: {}, freeV: {}, before: null });
 
   // A turn changes no event of an earlier one but `until`; copies of the tables are enough.
   function copied(s) {
