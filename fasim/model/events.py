@@ -18,20 +18,27 @@ from typing import NamedTuple
 from fasim.errors import UsageError
 from fasim.plan import (
     SCALE_INPUTS,
+    SLAB_BYTES,
     WARPGROUP,
     WARPGROUP_ROWS,
     Tile,
+    last_columns,
     padded_tensors,
+    transposed_rows,
+    transposed_shape,
     transposes,
     v3_layout,
 )
 from fasim.problem import Problem
 
+TRANSPOSER = "transposer"  # of V3 in e4m3: the kernel before the main one
+
 
 class Event(NamedTuple):
-    """``role`` does ``kind`` (load, product, softmax or store) to ``what``: a tensor; s, the scores
-    Q K'; p, their weights; pv, the weighted values. ``query`` and ``key`` are the first row and key
-    of its tile, -1 where it has none."""
+    """``role`` does ``kind`` (load, product, softmax or store) to ``what``: a tensor (vt: V laid
+    out anew); s, the scores Q K'; p, their weights; pv, the weighted values, and pv_first those of
+    the first columns, where they are products of their own. ``query`` and ``key`` are the first row
+    and key of its tile, -1 where it has none."""
 
     role: str
     kind: str
@@ -41,16 +48,16 @@ class Event(NamedTuple):
     bytes: int = 0
 
 
-def units(problem: Problem, variant: str) -> int:
-    """How many times the stream runs: once a query head, where keys are split once a K/V head."""
-    return problem.batch * (problem.kv_heads if variant == "v2_split" else problem.heads)
+def units(problem: Problem, variant: str, role: str = "") -> int:
+    """How many times a role's part of the stream runs: once a query head; where keys are split, or
+    V is laid out anew, once a K/V head."""
+    per_kv_head = variant == "v2_split" or role == TRANSPOSER
+    return problem.batch * (problem.kv_heads if per_kv_head else problem.heads)
 
 
 def events(problem: Problem, variant: str, tile: Tile, splits: int = 1) -> Iterator[Event]:
-    """The events of one of ``units`` heads, forward. Raises UsageError for V3 in e4m3, and for rows
-    that V3 pads: those tensors come from a kernel before."""
-    if transposes(variant, problem.dtype):
-        raise UsageError("V3 in e4m3 has no events", why="V is laid out by a launch of its own")
+    """The events of one of ``units`` heads, forward. Raises UsageError for rows that V3 pads: those
+    tensors come from a kernel before."""
     if variant == "v3" and padded_tensors(problem):
         raise UsageError("V3 that pads rows has no events", why="launches of their own copy them")
     streams = {"v1": _v1, "v2": _v2, "v2_split": _v2_split, "v3": _v3}
@@ -63,6 +70,8 @@ class _Head:
     def __init__(self, problem: Problem, variant: str, tile: Tile) -> None:
         self.problem, self.tile, self.variant = problem, tile, variant
         self.group = problem.group if variant == "v2_split" else 1  # query heads whose rows pack
+        self.transposes = transposes(variant, problem.dtype)
+        self.values = "vt" if self.transposes else "v"  # what the main kernel takes for V
         self.rows = problem.seq * self.group
         self.queries = range(0, self.rows, tile.block_q)
 
@@ -95,20 +104,38 @@ class _Head:
             "q": rows * p.head_dim * p.element_bytes,
             "k": keys * p.head_dim * p.element_bytes,
             "v": keys * p.head_dim_v * p.element_bytes,
+            "vt": self.transposed(key, self.tile.block_kv),
             "o": rows * p.head_dim_v * p.out_bytes,
             **dict.fromkeys(("o_acc", "o_part"), rows * p.head_dim_v * 4),
             **dict.fromkeys(("lse", "m", "l", "m_part", "l_part"), rows * 4),
         }
         return size[what]
 
+    def transposed(self, key: int, count: int) -> int:
+        """Bytes of so many keys of V laid out anew, up to the end of its last slab."""
+        _, _, rows, keys = transposed_shape(self.problem)
+        return rows * max(0, min(count, keys - key))
+
     def constants(self, role: str) -> Iterator[Event]:
         """What every thread of a block reads for itself, for some options."""
         p, threads = self.problem, self.tile.threads
         size = {"slopes": 4 * (p.bias == "alibi")}
-        size |= dict.fromkeys(SCALE_INPUTS, 4 * (p.dtype == "e4m3"))
         if self.variant != "v3":
+            size |= dict.fromkeys(SCALE_INPUTS, 4 * (p.dtype == "e4m3"))
             yield from self.ends(role, threads)
         yield from (Event(role, "load", n, bytes=b * threads) for n, b in size.items() if b)
+
+    def scales(self, role: str, query: int) -> Iterator[Event]:
+        """What V3's producer reads with a tile of queries; scale factors of blocks of keys come
+        with those."""
+        blocks = self.problem.scales == "block"
+        names = SCALE_INPUTS[: 1 if blocks else None] if self.problem.dtype == "e4m3" else ()
+        yield from (Event(role, "load", name, query if blocks else -1, bytes=4) for name in names)
+
+    def block_scale(self, role: str, name: str, key: int) -> Iterator[Event]:
+        """That of a block of keys, which is a tile of them; beyond the last there is none."""
+        if self.problem.scales == "block" and key < self.problem.seq_kv:
+            yield Event(role, "load", name, -1, key, 4)
 
     def ends(self, role: str, threads: int) -> Iterator[Event]:
         """Those of its sequence, where several are packed."""
@@ -214,7 +241,9 @@ def _v2_split(head: _Head, splits: int) -> Iterator[Event]:
 def _v3(head: _Head, _: int) -> Iterator[Event]:
     """One block that works on all tiles of queries, those with the most keys first. The producer
     runs ahead as far as its rings let it: a slot is free when all consumers are done with it."""
-    steps = [(query, _v3_steps(head, query)) for query in reversed(head.queries)]
+    if head.transposes:
+        yield from _v3_transpose(head)
+    steps = [(query, _v3_keys(head, query)) for query in reversed(head.queries)]
     loads = deque(_v3_loads(head, steps))
     done: Counter[str] = Counter()
     for event, finished in _v3_work(head, steps):
@@ -224,59 +253,101 @@ def _v3(head: _Head, _: int) -> Iterator[Event]:
         done.update(finished)
 
 
-def _v3_steps(head: _Head, query: int) -> list[int]:
+def _v3_transpose(head: _Head) -> Iterator[Event]:
+    """In e4m3 a kernel before lays out V anew, a slab of keys after the other, for all heads that
+    share it."""
+    p, slabs = head.problem, range(0, transposed_shape(head.problem)[3], SLAB_BYTES)
+    for key in slabs if p.seq else ():
+        keys = max(0, min(SLAB_BYTES, p.seq_kv - key))
+        yield Event(TRANSPOSER, "load", "v", -1, key, keys * p.head_dim_v * p.element_bytes)
+        yield Event(TRANSPOSER, "store", "vt", -1, key, head.transposed(key, SLAB_BYTES))
+
+
+def _v3_keys(head: _Head, query: int) -> list[int]:
     """Descending; where no query sees a key one tile beyond the last, whose bytes are none."""
     beyond = (head.problem.seq_kv // head.tile.block_kv + 1) * head.tile.block_kv
     return head.steps(query)[::-1] or [beyond]
 
 
 _Steps = list[tuple[int, list[int]]]
+_Gated = tuple[Event, str, int]  # what must have happened more often than so many times before it
 
 
-def _v3_loads(head: _Head, steps: _Steps) -> Iterator[tuple[Event, str, int]]:
-    """The producer's, V one step behind K; each with what must have happened more often than so
-    many times before its slot is free."""
+def _v3_loads(head: _Head, steps: _Steps) -> Iterator[_Gated]:
+    """The producer's, V one step behind K; each when its slot is free."""
     role, stages, count = "producer", head.tile.stages, 0
     late: list[int] = []  # the key tile whose V is still to come
     for i, (query, keys) in enumerate(steps):
-        yield from ((event, "tile", -1) for event in head.ends(role, 1))
+        constants = (*head.ends(role, 1), *head.scales(role, query))
+        yield from ((event, "tile", -1) for event in constants)
         yield head.load(role, "q", query), "tile", i - v3_layout(head.problem, head.tile)[0]
         for key in keys:
-            yield head.load(role, "k", key=key), "p", count - stages
-            yield from ((head.load(role, "v", key=k), "pv", count - 1 - stages) for k in late)
+            yield from _v3_load(head, "k", key, "p", count - stages)
+            for k in late:
+                yield from _v3_load(head, head.values, k, "pv", count - 1 - stages)
             late, count = [key], count + 1
-    yield from ((head.load(role, "v", key=k), "pv", count - 1 - stages) for k in late)
+    for k in late:
+        yield from _v3_load(head, head.values, k, "pv", count - 1 - stages)
 
 
-def _v3_work(head: _Head, steps: _Steps) -> Iterator[tuple[Event, tuple[str, ...]]]:
-    """The consumers': scores of a step, then the values of the step before; O of a tile of queries
-    leaves while the first scores of the next become weights. Each event comes with what is finished
-    after it."""
-    before: tuple[int, int, bool] | None = None
-    for query, key, first, last in ((q, k, keys[0], keys[-1]) for q, keys in steps for k in keys):
-        if key == first:
-            yield from ((event, ()) for event in head.constants("consumers"))
-        yield from _each(head, "product", "s", query, key)
-        if head.problem.dense:
-            yield from _each(head, "load", "bias", query, key)
-        ends = before is not None and before[2]
-        if before:
-            yield from _each(head, "product", "pv", *before[:2], ("pv",))
-        if before and ends:
-            yield from _each(head, "store", "lse", before[0])
-        yield from _each(head, "softmax", "p", query, key, ("p", "tile")[: 1 + (key == last)])
-        if before and ends:
-            yield from _each(head, "store", "o", before[0])
-        before = query, key, key == last
+def _v3_load(head: _Head, what: str, key: int, freed: str, times: int) -> Iterator[_Gated]:
+    """A tile of keys, after its scale factor if blocks have one."""
+    scales = head.block_scale("producer", f"{what[0]}_scale", key)
+    loads = (*scales, head.load("producer", what, key=key))
+    yield from ((event, freed, times) for event in loads)
+
+
+class _Step(NamedTuple):
+    """A tile of queries against one of keys; whether these are the first or the last of them."""
+
+    query: int
+    key: int
+    begins: bool
+    ends: bool
+
+
+_Done = tuple[Event, tuple[str, ...]]  # and what is finished after it
+
+
+def _v3_work(head: _Head, steps: _Steps) -> Iterator[_Done]:
+    """The consumers', who keep the values of one step behind the scores of the next."""
+    all_ = [_Step(q, k, k == keys[0], k == keys[-1]) for q, keys in steps for k in keys]
+    for before, now in zip([None, *all_], [*all_, None], strict=True):
+        yield from _v3_step(head, before, now)
+
+
+def _v3_step(head: _Head, before: _Step | None, now: _Step | None) -> Iterator[_Done]:
+    """The one place that says in which order consumers work: the scores of ``now``, and the values
+    of ``before``; O of a tile of queries leaves while the first scores of the next become weights.
+    """
+    if now and now.begins:
+        yield from ((event, ()) for event in head.constants("consumers"))
+    if before and _v3_values_apart(head):
+        yield from _each(head, "product", "pv_first", *before[:2])
+    if now:
+        yield from _each(head, "product", "s", *now[:2])
+    if now and head.problem.dense:
+        yield from _each(head, "load", "bias", *now[:2])
     if before:
         yield from _each(head, "product", "pv", *before[:2], ("pv",))
-        yield from _each(head, "store", "lse", before[0])
-        yield from _each(head, "store", "o", before[0])
+    if before and before.ends:
+        yield from _each(head, "store", "lse", before.query)
+    if now:
+        yield from _each(head, "softmax", "p", *now[:2], ("p", "tile")[: 1 + now.ends])
+    if before and before.ends:
+        yield from _each(head, "store", "o", before.query)
+
+
+def _v3_values_apart(head: _Head) -> bool:
+    """Whether the values of the first columns are done before the others begin: sums of a tile, on
+    their way to O, have room for so many."""
+    columns = head.problem.head_dim_v
+    return head.transposes and last_columns(columns) < transposed_rows(columns)
 
 
 def _each(
     head: _Head, kind: str, what: str, query: int, key: int = -1, finished: tuple[str, ...] = ()
-) -> Iterator[tuple[Event, tuple[str, ...]]]:
+) -> Iterator[_Done]:
     """The same of every consumer, for its own rows; the last of them finishes it."""
     consumers = head.tile.warps // WARPGROUP
     whole = {"store": lambda: head.bytes(what, query, key), "load": lambda: head.bias(query, key)}

@@ -7,7 +7,7 @@ the rest with the model's own equations (model.js, events.js), so that its contr
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict
 from importlib import import_module, resources
 from typing import Any
@@ -17,8 +17,9 @@ from fasim.entry import Entry
 from fasim.errors import UsageError
 from fasim.gpu import Gpu
 from fasim.model import silicon, traffic
-from fasim.plan import transposes
-from fasim.problem import Problem
+from fasim.model.footprint import tile_sums
+from fasim.plan import last_columns, transposed_rows
+from fasim.problem import MAX_HEAD_DIM, Problem
 
 SCHEMA = "fasim.report/1"
 LANGUAGES = ("en", "zh")
@@ -37,7 +38,7 @@ CONSTANTS: tuple[tuple[str, str], ...] = (
     (
         "plan",
         "WARP LAZY_DTYPES SCALE_INPUTS WARPGROUP WARPGROUP_ROWS LOADER_THREADS SLAB_BYTES"
-        " HOPPER_SMEM V3_TAIL_BYTES MOST_SPLITS ENDS_TILES",
+        " HOPPER_SMEM V3_TAIL_BYTES MOST_SPLITS ENDS_TILES SCALE_BLOCK ONES",
     ),
     (
         "model.footprint",
@@ -54,7 +55,8 @@ CONSTANTS: tuple[tuple[str, str], ...] = (
     (
         "model.steps",
         "SOFTMAX_INSTRUCTIONS SOFTCAP_INSTRUCTIONS SOFTCAP_MUFU ALIBI_INSTRUCTIONS"
-        " DENSE_INSTRUCTIONS LAZY_SAVES ISSUE_SHOWS E4M3_SOFTMAX FP32_REREAD",
+        " DENSE_INSTRUCTIONS LAZY_SAVES ISSUE_SHOWS E4M3_SOFTMAX E4M3_COLUMN"
+        " FP32_REREAD",
     ),
     (
         "model.timeline",
@@ -65,6 +67,12 @@ CONSTANTS: tuple[tuple[str, str], ...] = (
         " LIBRARY_MATMUL SOLO_DRAW",
     ),
 )
+# By the head dimension of V, 0 to the most that there is: V3 in e4m3.
+TABLES: dict[str, Callable[[int], int]] = {
+    "TRANSPOSED_ROWS": transposed_rows,
+    "LAST_COLUMNS": last_columns,
+    "TILE_SUMS": lambda columns: tile_sums(Problem(dtype="e4m3", head_dim_v=max(columns, 1))),
+}
 _GPU_FIELDS = (
     *("title", "compute_capability", "arch", "sm_count", "hbm_bytes", "l2_bytes", "cp_async"),
     *("smem_per_sm", "smem_per_block", "smem_granularity", "smem_reserved", "smem_carveouts"),
@@ -118,11 +126,13 @@ def document(
 
 def constants() -> dict[str, Any]:
     """The model's numbers, by their names there."""
-    return {
+    numbers = {
         name: getattr(import_module(f"fasim.{module}"), name)
         for module, names in CONSTANTS
         for name in names.split()
     }
+    columns = range(MAX_HEAD_DIM + 1)
+    return numbers | {name: [of(n) for n in columns] for name, of in TABLES.items()}
 
 
 def _check(entry: Entry) -> None:
@@ -135,12 +145,6 @@ def _check(entry: Entry) -> None:
         raise UsageError(
             f"{entry.algo} has no tiles to show",
             hint="add --algo v1, v2 or v3: the page compares them with standard attention",
-        )
-    if transposes(entry.algo, entry.problem.dtype):
-        raise UsageError(
-            "the page does not plan V3 in e4m3",
-            why="its kernel lays out V in a launch of its own, which the page does not draw",
-            hint="`fasim plan` and `fasim explain` do; the page shows V3 in fp16 and bf16",
         )
     if traffic.pads(entry.problem, entry.algo, entry.pass_):
         raise UsageError(

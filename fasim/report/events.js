@@ -1,10 +1,12 @@
 // The stream of events of fasim/model/events.py, with the clocks that the model gives each: products
 // and weights on their pipes, loads on the way from the L2. One head, one block alone on an SM. A turn
-// is what a block does with one tile of queries (V1: of keys); turns are made when they are looked at.
+// is what a block does with one tile of queries (V1: of keys; where V is laid out anew before, also with
+// a slab of it); turns are made when they are looked at.
 "use strict";
 
 function makeEvents(model) {
-  const { C, seen, v3Layout } = model;
+  const { C, seen, v3Layout, transposes, transposedShape, valueColumns } = model;
+  const TRANSPOSER = "transposer";  // of V3 in e4m3: the kernel before the main one
   const sum = (xs) => xs.reduce((a, b) => a + b, 0);
   const range = (start, stop, step) => Array.from({ length: Math.max(0, Math.ceil((stop - start) / step)) }, (_, i) => start + i * step);
 
@@ -13,23 +15,31 @@ function makeEvents(model) {
     const { problem: p, t, variant, gpu } = entry, r = gpu.rates[variant];
     const group = variant === "v2_split" ? p.group : 1, rows = p.seq * group;
     const s = model.step(p, r, variant, { ...t, blocks: 1 });
-    const longer = Math.max(s.tensor, s.smem), ofScores = p.d / (p.d + p.dv);
-    const share = variant === "v3" ? C.WARPGROUP / t.warps : variant === "v1" ? t.step / t.n : 1;
-    const clocks = { s: longer * ofScores * share, pv: longer * (1 - ofScores) * share, p: s.softmax * share };
+    const columns = valueColumns(p, variant), before = transposes(variant, p), late = before ? C.LAST_COLUMNS[p.head_dim_v] : columns;
+    const longer = Math.max(s.tensor, s.smem), share = variant === "v3" ? C.WARPGROUP / t.warps : variant === "v1" ? t.step / t.n : 1;
+    const product = (n) => (longer * n * share) / (p.d + columns);
+    const clocks = { s: product(p.d), pv_first: product(columns - late), pv: product(late), p: s.softmax * share };
     const seenBy = (query) => seen(p, query, t.m, group);
     const steps = (query) => {
       const [start, stop] = seenBy(query);
       return stop > start ? range(Math.floor(start / t.n) * t.n, stop, t.n) : [];
+    };
+    const transposed = (key, count) => {
+      const [ofV, keys] = transposedShape(p);
+      return ofV * Math.max(0, Math.min(count, keys - key));
     };
     const bytes = (what, query, key) => {
       const own = Math.min(t.m, rows - query), keys = Math.max(0, Math.min(t.n, p.seq_kv - key));
       if (what === "q") return own * p.head_dim * p.e;
       if (what === "k") return keys * p.head_dim * p.e;
       if (what === "v") return keys * p.head_dim_v * p.e;
+      if (what === "vt") return transposed(key, t.n);
       if (what === "o") return own * p.head_dim_v * p.out;
       return what === "o_acc" || what === "o_part" ? own * p.head_dim_v * 4 : own * 4;
     };
-    return { p, t, variant, r, rows, clocks, seenBy, steps, bytes, queries: range(0, rows, t.m), splits: entry.splits || 1, background: gpu.cp_async };
+    // What the main kernel takes for V, and whether it multiplies the first of its columns apart.
+    const values = before ? "vt" : "v", apart = late < columns;
+    return { entry, p, t, variant, r, rows, clocks, seenBy, steps, bytes, transposed, values, apart, queries: range(0, rows, t.m), splits: entry.splits || 1, background: gpu.cp_async };
   }
 
   // Bytes of a dense bias that a step reads: rows that skip a tile of keys together read none of it.
@@ -46,12 +56,12 @@ function makeEvents(model) {
     const { p, t } = h, threads = t.warps * C.WARP, list = [];
     if (p.varlen && h.variant !== "v3") list.push(["cu_seqlens_q", 8 * threads], ["cu_seqlens_k", 8 * threads]);
     if (p.bias === "alibi") list.push(["slopes", 4 * threads]);
-    if (p.dtype === "e4m3") for (const name of C.SCALE_INPUTS) list.push([name, 4 * threads]);
+    if (p.dtype === "e4m3" && h.variant !== "v3") for (const name of C.SCALE_INPUTS) list.push([name, 4 * threads]);
     return list;
   }
 
-  // Where clocks go. `memory` is when the path from the L2 is free, `tensor` and `mufu` the pipes,
-  // `lanes` when each role is. An event starts when all it waits for has come; `waits` names the last.
+  // Where clocks go. `from` and `to` are when the paths from and to the L2 are free, `tensor` and `mufu` the
+  // pipes, `lanes` each role. An event starts when all it waits for has come; `waits` names the last.
   class Scheduler {
     constructor(h, state) {
       this.h = h;
@@ -77,8 +87,8 @@ function makeEvents(model) {
     move(lane, role, kind, what, query, key, bytes, after = {}) {
       const { state, h } = this, busy = bytes / h.r.l2_bytes;
       const event = this.event(lane, role, kind, what, query, key, bytes, 0, after);
-      const passes = Math.max(event.start, state.memory || 0) + busy;
-      if (bytes) state.memory = passes;
+      const path = kind === "load" ? "from" : "to", passes = Math.max(event.start, state[path]) + busy;
+      if (bytes) state[path] = passes;
       event.end = bytes ? passes + h.r.l2_latency : event.start;
       return event;
     }
@@ -196,70 +206,91 @@ function makeEvents(model) {
 
   // ---- V3: a producer and consumers, each at its own pace ----
 
-  function v3Steps(h, query) {
+  const consumersOf = (h) => range(0, h.t.warps / C.WARPGROUP, 1).map((i) => `consumer ${i}`);
+
+  // In e4m3 a kernel before lays out V anew, a slab of keys after the other; the main one starts when it
+  // is over.
+  function transposeTurn(h, make, key, last) {
+    const { p } = h, { lanes } = make.state, keys = Math.max(0, Math.min(C.SLAB_BYTES, p.seq_kv - key));
+    lanes[TRANSPOSER] = make.move(TRANSPOSER, TRANSPOSER, "load", "v", -1, key, keys * p.head_dim_v * p.e).end;
+    const { end } = make.move("store", TRANSPOSER, "store", "vt", -1, key, h.transposed(key, C.SLAB_BYTES));
+    if (last) for (const role of ["producer", ...consumersOf(h)]) lanes[role] = end;
+  }
+
+  function v3Keys(h, query) {
     const keys = h.steps(query).reverse();
     return keys.length ? keys : [(Math.floor(h.p.seq_kv / h.t.n) + 1) * h.t.n];
   }
 
-  // The producer's loads up to what step n needs, in its own order: each waits for its slot.
-  function producerLoad(h, make, what, query, key, gate, done) {
-    const e = make.move("producer", "producer", "load", what, query, key, h.bytes(what, Math.max(query, 0), Math.max(key, 0)), { [`empty_${what}`]: gate });
+  // A load of the producer, which waits for its slot, after the scale factor of a block of keys.
+  function producerLoad(h, make, what, query, key, gate) {
+    const after = { [`empty_${what}`]: gate };
+    if (h.p.scales === "block" && key >= 0 && key < h.p.seq_kv) read(make, `${what[0]}_scale`, -1, key, after);
+    const e = make.move("producer", "producer", "load", what, query, key, h.bytes(what, Math.max(query, 0), Math.max(key, 0)), after);
     make.state.lanes.producer = e.start;
-    done.push(e);
-    if (done.length > 8) done[done.length - 9] = null;  // long since used
     return e;
   }
 
+  const read = (make, name, query, key, after = {}, bytes = 4) => make.move("producer", "producer", "load", name, query, key, bytes, after);
+
+  // What the producer reads with a tile of queries.
+  function producerConstants(h, make, query) {
+    const { p } = h, blocks = p.scales === "block";
+    if (p.varlen) for (const name of ["cu_seqlens_q", "cu_seqlens_k"]) read(make, name, -1, -1, {}, 8);
+    if (p.dtype === "e4m3") for (const name of blocks ? C.SCALE_INPUTS.slice(0, 1) : C.SCALE_INPUTS) read(make, name, blocks ? query : -1, -1);
+  }
+
   function v3Turn(h, make, turn) {
-    const { state } = make, { t } = h, query = h.queries[h.queries.length - 1 - turn];
-    const queries = v3Layout(h.p, t)[0], keys = v3Steps(h, query);
-    if (h.p.varlen) for (const name of ["cu_seqlens_q", "cu_seqlens_k"]) make.move("producer", "producer", "load", name, -1, -1, 8);
-    const q = producerLoad(h, make, "q", query, -1, state.tiles[turn - queries] || 0, state.q);
-    keys.forEach((key, i) => v3Step(h, make, query, key, i === 0, i === keys.length - 1, q));
+    const { state } = make, query = h.queries[h.queries.length - 1 - turn];
+    const queries = v3Layout(h.p, h.t)[0], keys = v3Keys(h, query);
+    producerConstants(h, make, query);
+    const q = producerLoad(h, make, "q", query, -1, state.tiles[turn - queries] || 0);
+    keys.forEach((key, i) => v3Step(h, make, { query, key, q, first: i === 0, last: i === keys.length - 1 }));
     state.tiles[turn] = q.until;
     delete state.tiles[turn - 4];
-    if (turn === h.queries.length - 1) {
-      loadValues(h, make);
-      drain(h, make);
-    }
+    if (turn === h.queries.length - 1) v3Step(h, make, null);
   }
 
-  function loadValues(h, make) {
-    const { state } = make, { before } = state, n = state.n - 1;
-    before.v = producerLoad(h, make, "v", -1, before.key, state.freeV[(n - h.t.stages)] || 0, state.v);
-  }
-
-  function v3Step(h, make, query, key, first, last, q) {
-    const { state } = make, { t } = h, n = state.n;
-    const k = producerLoad(h, make, "k", -1, key, state.freeK[n - t.stages] || 0, state.k);
-    if (state.before) loadValues(h, make);
-    if (first) for (const [name, bytes] of constants(h)) make.move("consumer 0", "consumers", "load", name, -1, -1, bytes);
-    const each = (act) => range(0, t.warps / C.WARPGROUP, 1).map((i) => act(i, `consumer ${i}`));
-    const s = each((i, role) => make.event(role, role, "product", "s", query, key, 0, h.clocks.s, { q: q.end, k: k.end }, "tensor"));
-    each((i, role) => { state.lanes[role] = s[i].end; });
-    if (h.p.dense) each((i, role) => {
-      state.lanes[role] = make.move(role, role, "load", "bias", query, key, own(h, biasBytes(h, query, key), query, i)).end;
-    });
-    const before = state.before;
-    const pv = before && values(h, make, before, s);
-    if (before && before.last) storeLse(h, make, before);
-    const p = each((i, role) => make.event(role, role, "softmax", "p", query, key, 0, h.clocks.p, { s: s[i].end }, "mufu"));
-    each((i, role) => { state.lanes[role] = Math.max(p[i].end, pv ? pv[i].end : 0); });
-    k.until = state.freeK[n] = Math.max(...p.map((e) => e.end));
-    if (last) q.until = k.until;
-    if (before && before.last) storeOutput(h, make, before);
-    state.before = { query, key, last, weights: p };
+  // The producer brings K of one step and V of the step before; the consumers multiply and weigh them.
+  function v3Step(h, make, now) {
+    const { state } = make, { before, n } = state, { stages } = h.t;
+    if (now) now.k = producerLoad(h, make, "k", -1, now.key, state.freeK[n - stages] || 0);
+    if (before) before.v = producerLoad(h, make, h.values, -1, before.key, state.freeV[n - 1 - stages] || 0);
+    consumerSteps(h, make, before, now);
+    state.before = now && { query: now.query, key: now.key, last: now.last, weights: now.weights };
     state.n = n + 1;
     for (const free of [state.freeK, state.freeV]) delete free[n - 8];
   }
 
-  function values(h, make, before, after = []) {
-    const { state } = make, pv = before.weights.map((p, i) => {
-      const role = `consumer ${i}`;
-      return make.event(role, role, "product", "pv", before.query, before.key, 0, h.clocks.pv, { v: before.v.end, p: p.end }, "tensor");
-    });
-    before.v.until = state.freeV[state.n - 1] = Math.max(...pv.map((e) => e.end));
-    return pv;
+  // Consumers take turns to start the products of a step; a slot is free when all are done with it.
+  function consumerSteps(h, make, before, now) {
+    const { state } = make, last = (events) => Math.max(...events.map((e) => e.end));
+    if (now && now.first) for (const [name, bytes] of constants(h)) make.move("consumer 0", "consumers", "load", name, -1, -1, bytes);
+    const done = consumersOf(h).map((role, i) => consumerStep(h, make, role, i, before, now));
+    if (before) before.v.until = state.freeV[state.n - 1] = last(done.map(({ pv }) => pv));
+    if (!now) return;
+    now.weights = done.map(({ p }) => p);
+    now.k.until = state.freeK[state.n] = last(now.weights);
+    if (now.last) now.q.until = now.k.until;
+  }
+
+  // The one place that says in which order a consumer works, as _v3_step in fasim/model/events.py does.
+  function consumerStep(h, make, role, i, before, now) {
+    const { lanes } = make.state, ends = before && before.last;
+    const until = (e) => { lanes[role] = Math.max(lanes[role] || 0, e.end); };
+    const product = (what, at, after) => make.event(role, role, "product", what, at.query, at.key, 0, h.clocks[what], after, "tensor");
+    const values = (what) => product(what, before, { v: before.v.end, p: before.weights[i].end });
+    if (before && h.apart) until(values("pv_first"));
+    const s = now && product("s", now, { q: now.q.end, k: now.k.end });
+    if (now) until(s);
+    if (now && h.p.dense) until(make.move(role, role, "load", "bias", now.query, now.key, own(h, biasBytes(h, now.query, now.key), now.query, i)));
+    const pv = before && values("pv");
+    if (ends) storeRows(h, make, role, i, "lse", before.query);
+    const p = now && make.event(role, role, "softmax", "p", now.query, now.key, 0, h.clocks.p, { s: s.end }, "mufu");
+    if (pv) pv.behind = Boolean(now);  // of the weights of the next scores
+    [p, pv].filter(Boolean).forEach(until);
+    if (ends) storeRows(h, make, role, i, "o", before.query);  // by TMA: the consumer goes on
+    return { p, pv };
   }
 
   // A consumer's share of bytes that belong to all rows of a tile.
@@ -268,20 +299,8 @@ function makeEvents(model) {
     return (bytes * Math.min(Math.max(rows - C.WARPGROUP_ROWS * i, 0), C.WARPGROUP_ROWS)) / rows;
   }
 
-  function storeLse(h, make, { query, weights }) {
-    weights.forEach((_, i) => make.move("store", `consumer ${i}`, "store", "lse", query, -1, own(h, h.bytes("lse", query, 0), query, i)));
-  }
-
-  // O leaves by TMA: the consumer goes on.
-  function storeOutput(h, make, { query, weights }) {
-    weights.forEach((_, i) => make.move("store", `consumer ${i}`, "store", "o", query, -1, own(h, h.bytes("o", query, 0), query, i)));
-  }
-
-  function drain(h, make) {
-    const { before } = make.state;
-    values(h, make, before).forEach((e, i) => { make.state.lanes[`consumer ${i}`] = e.end; });
-    storeLse(h, make, before);
-    storeOutput(h, make, before);
+  function storeRows(h, make, role, i, what, query) {
+    make.move("store", role, "store", what, query, -1, own(h, h.bytes(what, query, 0), query, i));
   }
 
   // ---- the whole head ----
@@ -294,22 +313,29 @@ function makeEvents(model) {
       const order = p.mask === "causal" ? [...h.queries].reverse() : h.queries;
       return order.map((query) => (make) => v2Turn(h, make, query));
     }
-    if (variant === "v3") return h.queries.map((_, i) => (make) => v3Turn(h, make, i));
+    if (variant === "v3") return [...transposeTurns(h), ...h.queries.map((_, i) => (make) => v3Turn(h, make, i))];
     return range(0, h.queries.length * (h.splits + 1), 1).map((i) => (make) => splitTurn(h, make, i));
   }
 
-  const fresh = () => ({ lanes: {}, memory: 0, n: 0, tiles: {}, freeK: {}, freeV: {}, q: [], k: [], v: [], before: null });
+  function transposeTurns(h) {
+    const slabs = transposes(h.variant, h.p) ? range(0, transposedShape(h.p)[1], C.SLAB_BYTES) : [];
+    return slabs.map((key, i) => (make) => transposeTurn(h, make, key, i === slabs.length - 1));
+  }
+
+  const fresh = () => ({ lanes: {}, from: 0, to: 0, n: 0, tiles: {}, freeK: {}, freeV: {}, before: null });
 
   // A turn changes no event of an earlier one but `until`; copies of the tables are enough.
   function copied(s) {
     const tables = { lanes: { ...s.lanes }, tiles: { ...s.tiles }, freeK: { ...s.freeK }, freeV: { ...s.freeV } };
-    return { ...s, ...tables, q: [], k: [], v: [], before: s.before && { ...s.before } };
+    return { ...s, ...tables, before: s.before && { ...s.before } };
   }
 
-  // One pass over all turns keeps, of each, when it starts and ends, its bytes and where it began; the
-  // events of a turn are made again when they are asked for.
+  // One pass over all turns keeps, of each, when it starts and ends, its bytes, of all heads, and where
+  // it began; the events of a turn are made again when they are asked for. `before` counts the turns of
+  // the kernel before the main one, which begins at `begun`.
   function simulate(entry) {
-    const h = headOf(entry), turns = turnsOf(h), sim = { h, turns: turns.length, start: [], end: [], read: [0], write: [0], steps: [0], lanes: new Set() };
+    const h = headOf(entry), turns = turnsOf(h), before = turns.length ? transposeTurns(h).length : 0;
+    const sim = { h, before, turns: turns.length, start: [], end: [], read: [0], write: [0], steps: [0], lanes: new Set() };
     const states = [];
     let state = fresh();
     turns.forEach((run, i) => {
@@ -320,6 +346,7 @@ function makeEvents(model) {
       state = make.state;
       if (h.variant !== "v3") for (const role of Object.keys(state.lanes)) state.lanes[role] = sim.end[i];
     });
+    sim.begun = before ? sim.end[before - 1] : 0;
     sim.duration = sim.end.length ? Math.max(...sim.end.slice(-2)) : 0;
     const kept = new Map();
     sim.turn = (i) => {
@@ -339,8 +366,8 @@ function makeEvents(model) {
     for (const e of events) {
       start = Math.min(start, e.start);
       end = Math.max(end, e.end);
-      if (e.kind === "load") read += e.bytes;
-      if (e.kind === "store") write += e.bytes;
+      if (e.kind === "load") read += ofAll(sim, e);
+      if (e.kind === "store") write += ofAll(sim, e);
       steps += e.what === "s" ? 1 : 0;
       sim.lanes.add(e.lane);
     }
@@ -351,10 +378,13 @@ function makeEvents(model) {
     sim.steps.push(sim.steps[sim.steps.length - 1] + steps);
   }
 
-  // How many times the stream runs.
-  const units = ({ problem: p, variant }) => p.batch * (variant === "v2_split" ? p.kv_heads : p.heads);
+  // How many times a role's part of the stream runs.
+  const units = ({ problem: p, variant }, role = "") => p.batch * (variant === "v2_split" || role === TRANSPOSER ? p.kv_heads : p.heads);
 
-  return { simulate, units };
+  // Bytes of an event, in all heads.
+  const ofAll = ({ h }, e) => e.bytes * units(h.entry, e.role);
+
+  return { simulate, units, ofAll };
 }
 
 if (typeof module !== "undefined") module.exports = { makeEvents };

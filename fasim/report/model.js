@@ -28,6 +28,7 @@ function makeModel(C, GPUS) {
     p.biasBytes = p.bias === "dense_fp32" ? 4 : p.e;
     p.d = padded(p.head_dim, p.dtype);
     p.dv = padded(p.head_dim_v, p.dtype);
+    p.valueRows = C.TRANSPOSED_ROWS[p.head_dim_v];  // of V as V3 multiplies bytes
     p.cache = new Map();
     return p;
   }
@@ -119,13 +120,25 @@ function makeModel(C, GPUS) {
     return t;
   }
 
+  // V3 in e4m3 lays out V anew before it multiplies.
+  const transposes = (variant, p) => variant === "v3" && p.dtype === "e4m3";
+
+  // Of one head: rows of V laid out anew, the ones among them, and keys in whole slabs.
+  const transposedShape = (p) => [p.dv + C.ONES, roundUp(Math.max(p.seq_kv, 1), C.SLAB_BYTES)];
+
+  // What the kernel that does so moves, for all heads.
+  function laidOut(p) {
+    const heads = p.batch * p.kv_heads, [rows, keys] = transposedShape(p);
+    return { read: heads * p.seq_kv * p.head_dim_v, write: heads * rows * keys };
+  }
+
   function hbm(p, variant, tile = null) {
     const t = tensors(p), inputs = t.q + t.kv + t.bias;
     const v1 = p.batch * p.heads * p.seq * 4 * (p.head_dim_v + 2);
-    const parts = variant === "v2_split" && tile ? v1 * tile.splits : 0;
+    const parts = variant === "v2_split" && tile ? v1 * tile.splits : 0, workspace = transposes(variant, p) ? laidOut(p).write : parts;
     const need = variant === "standard"
       ? { inputs, outputs: t.o, s_and_p: 2 * t.scores, saved: 0, workspace: 0 }
-      : { inputs, outputs: t.o + t.lse, s_and_p: 0, saved: 0, workspace: variant === "v1" ? v1 : parts };
+      : { inputs, outputs: t.o + t.lse, s_and_p: 0, saved: 0, workspace: variant === "v1" ? v1 : workspace };
     need.total = sum(Object.values(need));
     return need;
   }
@@ -150,10 +163,11 @@ function makeModel(C, GPUS) {
     return layouts;
   }
 
+  const v3ValueRows = (p, t) => (p.dtype === "e4m3" ? p.valueRows * Math.floor(t.n / C.SLAB_BYTES) : t.n * slabs(p.head_dim_v, p.e));
+
   function v3Smem(p, t, [queries, parts]) {
-    const d = slabs(p.head_dim, p.e), dv = slabs(p.head_dim_v, p.e);
-    const rows = t.m * (queries * d + Math.floor(slabs(p.head_dim_v) / parts));
-    return (rows + t.stages * t.n * (d + dv)) * C.SLAB_BYTES + C.V3_TAIL_BYTES;
+    const d = slabs(p.head_dim, p.e), rows = t.m * (queries * d + Math.floor(slabs(p.head_dim_v) / parts));
+    return (rows + t.stages * (t.n * d + v3ValueRows(p, t))) * C.SLAB_BYTES + C.V3_TAIL_BYTES;
   }
 
   function v3Layout(p, t) {
@@ -215,7 +229,8 @@ function makeModel(C, GPUS) {
     if (variant === "v1") return v1Registers(p, t);
     if (variant === "v2") return mmaRegisters(p, t) + lazyRegisters(p, t);
     if (variant === "v2_split") return mmaRegisters(p, withAllRows(t)) + C.SPLIT_REGISTERS[p.dtype];
-    return Math.floor(t.n / 2) + Math.floor(p.dv / 2) + Math.floor((t.n * p.e) / 8) + C.V3_BASE + v3OptionRegisters(p, t);
+    const sums = p.dtype === "e4m3" ? C.TILE_SUMS[p.head_dim_v] : 0;
+    return Math.floor(t.n / 2) + Math.floor(p.dv / 2) + sums + Math.floor((t.n * p.e) / 8) + C.V3_BASE + v3OptionRegisters(p, t);
   }
 
   function archRegisters(p, variant, t, gpu) {
@@ -335,6 +350,12 @@ function makeModel(C, GPUS) {
     warpgroupRows: [({ t }) => t.m * C.WARPGROUP === t.warps * C.WARPGROUP_ROWS,
       ({ t }) => `block_q ${t.m} is not 64 rows for each of ${t.warps / C.WARPGROUP} consumer warpgroups`,
       ({ t }) => `block_q ${t.m} 不是 ${t.warps / C.WARPGROUP} 个消费者线程束组各 64 行`],
+    wholeSlabs: [({ p, t }) => p.dtype !== "e4m3" || t.n % C.SLAB_BYTES === 0,
+      ({ t }) => `block_kv ${t.n} is not whole slabs of ${C.SLAB_BYTES} keys of V`,
+      ({ t }) => `block_kv ${t.n} 不是 V 的每组 ${C.SLAB_BYTES} 个键的整数倍`],
+    scaledBlocks: [({ p, t }) => p.scales !== "block" || Math.max(t.m, t.n) === C.SCALE_BLOCK,
+      ({ t }) => `${t.m}x${t.n} is not one block of ${C.SCALE_BLOCK} rows with a scale factor`,
+      ({ t }) => `${t.m}x${t.n} 不是共用一个缩放因子的 ${C.SCALE_BLOCK} 行`],
     wholeKeys: [({ p, t }) => t.n % granule(p.dtype) === 0,
       ({ p, t }) => `block_kv ${t.n} is no multiple of the ${granule(p.dtype)} keys of one ${p.dtype} matmul step`,
       ({ p, t }) => `block_kv ${t.n} 不是一步 ${p.dtype} 矩阵乘的 ${granule(p.dtype)} 个键的倍数`],
@@ -378,7 +399,7 @@ function makeModel(C, GPUS) {
     v1: ["mmaRows", "wholeKeys", "oneStage", "wholeSteps", ...FORWARD],
     v2: ["mmaRows", "wholeKeys", "oneStep", ...FORWARD],
     v2_split: ["packedRows", "sharedKeys", "fp32Columns", "partsFit", ...LIMITS],
-    v3: ["consumers", "wholeKeys", "width", "oneStep", "warpgroupRows", ...LIMITS],
+    v3: ["consumers", "wholeKeys", "width", "oneStep", "warpgroupRows", "wholeSlabs", "scaledBlocks", ...LIMITS],
   };
 
   // The place of the first rule a tile breaks; the number of rules if none.
@@ -456,9 +477,18 @@ function makeModel(C, GPUS) {
         Object.assign(writes, state);
       }
       Object.assign(writes, { o: heads * p.seq * p.head_dim_v * p.out, lse: heads * p.seq * 4 });
+      if (transposes(variant, p)) withTransposed(p, t, v, reads, writes);
       Object.assign(reads, optionReads(p, variant, t));
     }
     return { read: total(reads), write: total(writes), reads, writes };
+  }
+
+  // The kernel before lays out V anew, of which whole slabs of keys are read.
+  function withTransposed(p, t, v, reads, writes) {
+    const [rows, keys] = transposedShape(p), before = laidOut(p), any = Math.min(v.q_tiles, 1);
+    const ragged = v.kv_tiles * t.n - p.seq_kv, last = Math.floor((v.steps * t.n - v.keys) / Math.max(ragged, 1));
+    Object.assign(reads, { v: before.read * any, vt: p.batch * p.heads * rows * (v.keys + last * (keys - p.seq_kv)) });
+    writes.vt = before.write * any;
   }
 
   function optionReads(p, variant, t) {
@@ -467,7 +497,9 @@ function makeModel(C, GPUS) {
     if (p.bias === "alibi") reads.slopes = 4 * threads;
     if (p.dense) reads.bias = heads * visits(p, rowsApart(p, variant, t), t.step).pairs * p.biasBytes;
     if (p.varlen) reads.cu_seqlens_q = reads.cu_seqlens_k = 8 * (variant === "v3" ? heads * v.q_tiles : threads);
-    if (p.dtype === "e4m3") for (const name of C.SCALE_INPUTS) reads[name] = 4 * threads;
+    const readers = variant === "v3" ? heads * v.q_tiles : threads;
+    if (p.dtype === "e4m3") for (const name of C.SCALE_INPUTS) reads[name] = 4 * readers;
+    if (p.scales === "block") for (const name of C.SCALE_INPUTS.slice(1)) reads[name] = 4 * heads * v.steps;
     return reads;
   }
 
@@ -496,16 +528,21 @@ function makeModel(C, GPUS) {
     const alive = heads * p.seq_kv * (p.head_dim + p.head_dim_v) * p.e;
     const passes = alive <= cache ? 1 : ceilDiv(perWalk, convoy);
     const extra = passes > 1 ? passes * (1 + C.DRIFT) - 1 : 0;
-    const read = Math.trunc(low.read + tensors(p).kv * extra);
-    return { read: Math.min(read, asked.read), write: Math.min(low.write, asked.write) };
+    const read = Math.min(Math.trunc(low.read + tensors(p).kv * extra), asked.read), write = Math.min(low.write, asked.write);
+    if (!transposes(variant, p)) return { read, write };
+    const before = laidOut(p);
+    return { read: Math.min(read + before.read, asked.read), write: write + before.write };
   }
 
   // ---- flops ----
 
   const useful = (p) => p.batch * p.heads * visiblePairs(p) * 2 * (p.head_dim + p.head_dim_v);
 
+  // That P V has: where V is laid out anew the ones sum the weights.
+  const valueColumns = (p, variant) => (transposes(variant, p) ? p.valueRows : p.dv);
+
   function executed(p, variant, t) {
-    const heads = p.batch * p.heads, perPair = 2 * (p.d + p.dv);
+    const heads = p.batch * p.heads, perPair = 2 * (p.d + valueColumns(p, variant));
     if (variant === "standard") return heads * p.seq * p.seq_kv * 2 * (p.head_dim + p.head_dim_v);
     if (variant === "v2_split") return p.batch * p.kv_heads * perPair * packedVisits(p, t.m, t.n).steps * t.m * t.n;
     const rows = rowsApart(p, variant, t), v = visits(p, rows, t.step);
@@ -522,10 +559,10 @@ function makeModel(C, GPUS) {
     const capped = p.softcap > 0 ? 1 : 0, mufu = 1 + C.SOFTCAP_MUFU * capped;
     const options = C.SOFTCAP_INSTRUCTIONS * capped + C.ALIBI_INSTRUCTIONS * (p.bias === "alibi") + C.DENSE_INSTRUCTIONS * p.dense;
     const instructions = C.SOFTMAX_INSTRUCTIONS + options, exponentials = (mufu * scores) / r.mufu;
-    const tensor = (2 * scores * (p.d + p.dv)) / r.matmul_flops;
+    const columns = valueColumns(p, variant), tensor = (2 * scores * (p.d + columns)) / r.matmul_flops;
     if (variant === "v3") {
-      const groups = Math.floor(t.warps / C.WARPGROUP);
-      return { tensor, softmax: beside(exponentials, (options * scores) / r.lanes), smem: (groups * kv + q + kv) / r.smem_bytes, l2: kv / r.l2_bytes, fill: kv };
+      const groups = Math.floor(t.warps / C.WARPGROUP), sums = transposes(variant, p) ? (C.E4M3_COLUMN * t.m * columns) / r.lanes : 0;
+      return { tensor, softmax: beside(exponentials, (options * scores) / r.lanes) + sums, smem: (groups * kv + q + kv) / r.smem_bytes, l2: kv / r.l2_bytes, fill: kv };
     }
     const busy = Math.min(1, (t.warps * Math.max(t.blocks, 1)) / 4), reread = p.dtype === "fp32" ? C.FP32_REREAD : 1;
     let smem = (t.warps * kv * reread + q * Math.floor(t.n / t.step) + kv) / r.smem_bytes, l2 = kv / r.l2_bytes;
@@ -551,13 +588,15 @@ function makeModel(C, GPUS) {
     s.serial = s.tensor + s.softmax + s.smem;
     const split = variant === "v2_split", v = split ? packedVisits(p, t.m, t.n) : visits(p, t.m, t.n);
     const f = { p, gpu, variant, t, r, s, v, heads: p.batch * (split ? p.kv_heads : p.heads), asked, moved };
-    const launch = (split ? 2 : 1) * r.launch_s, hbmS = hbmSeconds(f);
+    const stages = split || transposes(variant, p) ? 2 : 1, before = transposes(variant, p) ? laidOut(p) : { read: 0, write: 0 };
+    const aside = (before.read + before.write) / r.hbm_bytes_s, hbmS = hbmSeconds(f), main = Math.max(hbmS - aside, 0);
+    const launch = stages * r.launch_s + aside;
     const [likely, low, high] = [likelyLaw, perfectLaw, noneLaw].map((law) => clocks(f, law(f)) / r.clock_hz);
-    const seconds = launch + Math.max(likely, hbmS);
+    const seconds = launch + Math.max(likely, main);
     const perClock = f.heads / (r.sms * r.clock_hz), steps = v.steps * perClock;
     const l2 = (asked.read + asked.write) / (r.l2_bytes * r.sms * r.clock_hz);
-    const terms = { tensor: steps * s.tensor, mufu: steps * s.softmax, smem: steps * s.smem, l2: Math.max(l2, steps * s.l2), hbm: hbmS, launch };
-    return timesOf(seconds, launch + Math.max(low, hbmS), launch + high + hbmS, terms);
+    const terms = { tensor: steps * s.tensor, mufu: steps * s.softmax, smem: steps * s.smem, l2: Math.max(l2, steps * s.l2), hbm: hbmS, launch: stages * r.launch_s };
+    return timesOf(seconds, launch + Math.max(low, main), launch + high + main, terms);
   }
 
   function timesOf(seconds, low, high, terms) {
@@ -670,8 +709,7 @@ function makeModel(C, GPUS) {
     if (p.dtype !== "fp32" && !gpu.tensor_flops[p.dtype]) return [`${gpu.name} has no ${p.dtype} tensor cores`, `${gpu.name} 的张量核心不支持 ${p.dtype}`];
     if (algo === "v3" && !gpu.wgmma) return ["wgmma and TMA exist only on sm_90a", "wgmma 与 TMA 只有 sm_90a 才有"];
     if (algo === "v3" && p.dtype === "fp32") return ["wgmma has no fp32", "wgmma 没有 fp32"];
-    if (algo === "v3" && p.dtype === "e4m3") return ["the page does not plan V3 in e4m3", "本页不规划 e4m3 的 V3"];
-    if (algo === "v3" && (p.head_dim % 8 || p.head_dim_v % 8)) return ["the page does not plan V3 for rows that it pads", "本页不规划需要补齐行的 V3"];
+    if (algo === "v3" && p.dtype !== "e4m3" && (p.head_dim % 8 || p.head_dim_v % 8)) return ["the page does not plan V3 for rows that it pads", "本页不规划需要补齐行的 V3"];
     if (algo === "v1" && p.dtype === "e4m3") return ["only V2 and V3 compute in e4m3", "只有 V2 与 V3 能用 e4m3 计算"];
     return null;
   }
@@ -774,7 +812,7 @@ function makeModel(C, GPUS) {
     return { ...entry, useful: useful(p), hbm: need, fits: hbm(p, entry.variant).total <= budget(gpu, reserve), max_seq: maxSeq(p, entry.variant, gpu, reserve) };
   }
 
-  return { C, GPUS, problemOf, changed, seen, visits, plan, evaluate, step, v3Layout, tensors, hbm, budget, ceilDiv };
+  return { C, GPUS, problemOf, changed, seen, visits, plan, evaluate, step, v3Layout, transposes, transposedShape, valueColumns, tensors, hbm, budget, ceilDiv };
 }
 
 if (typeof module !== "undefined") module.exports = { makeModel };

@@ -101,14 +101,14 @@ function eventsBetween(sim, from, to) {
   return found;
 }
 
-// Bytes and steps of one head that are done at a time.
+// Bytes, of all heads, and steps of one that are done at a time.
 function doneAt(sim, time) {
   const first = turnAt(sim, time), done = { read: sim.read[first], write: sim.write[first], steps: sim.steps[first], inFlight: [] };
   for (let i = first; i < sim.turns && sim.start[i] <= time; ++i) {
     for (const e of sim.turn(i)) {
       if (e.end <= time) {
-        if (e.kind === "load") done.read += e.bytes;
-        if (e.kind === "store") done.write += e.bytes;
+        if (e.kind === "load") done.read += EVENTS.ofAll(sim, e);
+        if (e.kind === "store") done.write += EVENTS.ofAll(sim, e);
         if (e.what === "s") done.steps += 1;
       }
     }
@@ -229,21 +229,21 @@ function drawMatrix(active) {
   drawDone(context, entry, sim, place);
   const height = Math.max(g.cellY / cells.perRow, 3), width = Math.max((g.cellX / cells.perColumn) * (t.step / t.n), 3);
   for (const e of active) {
-    if (!["s", "p", "pv"].includes(e.what)) continue;
+    if (!AT_WORK.has(e.what)) continue;
     const [x, y] = place(e.query, Math.min(e.key, cells.columns * t.n - t.step));
-    context.fillStyle = color(e.what);
+    context.fillStyle = color(HUE[e.what] || e.what);
     context.fillRect(x, y, width, height);
     context.strokeStyle = color("lit");
     context.lineWidth = 2;
     context.strokeRect(x, y, width, height);
   }
-  const now = active.find((e) => e.what === "s") || active.find((e) => ["p", "pv"].includes(e.what));
+  const now = active.find((e) => e.what === "s") || active.find((e) => AT_WORK.has(e.what));
   canvas.setAttribute("aria-label", `${words().matrix}. ${legendCounts()}${now ? ` ${words().lit}: ${tileText(now, entry)}` : ""}`);
 }
 
-// Turns that are over: their rows, in V1 their columns, of the tiles visited.
+// Turns of the main kernel that are over: their rows, in V1 their columns, of the tiles visited.
 function drawDone(context, entry, sim, place) {
-  const { g } = cells, t = entry.t, first = turnAt(sim, state.time);
+  const { g } = cells, t = entry.t, first = Math.max(0, turnAt(sim, state.time) - sim.before);
   if (entry.variant === "v1") return paste(context, g.left, 0, place(0, Math.min(first, cells.columns) * t.n)[0] - g.left, g.height);
   const finished = Math.min(first, cells.rows), causal = entry.variant === "v2" && entry.problem.mask === "causal";
   if (!causal && entry.variant !== "v3") return paste(context, g.left, 0, g.size, place(finished * t.m, 0)[1]);
@@ -293,15 +293,19 @@ function stillMemory() {
   $("#memory .drawing").innerHTML = `<svg viewBox="0 0 680 186" role="img" aria-label="${escaped(title)}">${arrows}${Object.keys(COLUMNS).map((name) => bar(name, 148)).join("")}${movers}</svg>`;
 }
 
-const SHORT = { s: "S", pv: "PV", k: "K", v: "V", q: "Q", o: "O", lse: "LSE", o_acc: "O", bias: "B", o_part: "O" };
-const HUE = { k: "k", v: "v", q: "q", o: "o", lse: "o", o_acc: "o", m: "o", l: "o", bias: "p", slopes: "p", o_part: "o", m_part: "o", l_part: "o" };
-const TO_REGISTERS = new Set(["o_acc", "m", "l", "bias", "m_part", "l_part", "o_part"]);
+const SHORT = { s: "S", pv: "PV", pv_first: "PV", k: "K", v: "V", vt: "Vᵀ", q: "Q", o: "O", lse: "LSE", o_acc: "O", bias: "B", o_part: "O", q_scale: "qₛ", k_scale: "kₛ", v_scale: "vₛ" };
+const HUE = { k: "k", v: "v", vt: "v", q: "q", o: "o", lse: "o", o_acc: "o", m: "o", l: "o", bias: "p", slopes: "p", o_part: "o", m_part: "o", l_part: "o",
+  pv_first: "pv", q_scale: "q", k_scale: "k", v_scale: "v", cu_seqlens_q: "q", cu_seqlens_k: "k" };
+const TILES = new Set(["q", "k", "v", "vt"]), AT_WORK = new Set(["s", "p", "pv", "pv_first"]);
 
-// Loads come from HBM, stores go there; a product of what lies in shared memory lands in registers.
+// Loads come from HBM, tiles to shared memory, unless they are only laid out anew, and the rest to
+// registers; stores go back; a product of what lies in shared memory lands in registers.
+const isShared = (e) => e.kind === "load" && TILES.has(e.what) && e.role !== "transposer";
+
 function pathOf(e) {
   if (e.kind === "product") return [COLUMNS.smem, COLUMNS.registers];
   if (e.kind === "store") return [COLUMNS.registers, COLUMNS.hbm];
-  return [COLUMNS.hbm, TO_REGISTERS.has(e.what) ? COLUMNS.registers : COLUMNS.smem];
+  return [COLUMNS.hbm, isShared(e) ? COLUMNS.smem : COLUMNS.registers];
 }
 
 function drawMemory(active, sim, done) {
@@ -328,16 +332,17 @@ function residentBytes(sim, entry) {
   const around = turnAt(sim, state.time);
   for (let i = Math.max(0, around - 1); i < Math.min(sim.turns, around + 2); ++i) {
     for (const e of sim.turn(i)) {
-      if (["q", "k", "v"].includes(e.what) && e.kind === "load" && e.end <= state.time && (e.until === undefined ? i >= around : e.until > state.time)) bytes += e.bytes;
+      if (isShared(e) && e.end <= state.time && (e.until === undefined ? i >= around : e.until > state.time)) bytes += e.bytes;
     }
   }
   return Math.min(bytes, entry.smem);
 }
 
 function drawBars(entry, sim, done) {
-  const w = words(), { gpu } = entry, p = entry.problem, resident = residentBytes(sim, entry);
-  const registers = entry.blocks * entry.threads * (entry.variant === "v3" ? entry.launchRegisters : entry.t.registers);
-  const distinct = Math.min(MODEL.tensors(p).q + MODEL.tensors(p).kv, done.read * EVENTS.units(entry));
+  const w = words(), { gpu } = entry, p = entry.problem, resident = residentBytes(sim, entry), begun = state.time >= sim.begun;
+  const registers = !begun ? 0 : entry.blocks * entry.threads * (entry.variant === "v3" ? entry.launchRegisters : entry.t.registers);
+  const laidOut = MODEL.transposes(entry.variant, p) ? entry.hbm.workspace : 0;
+  const distinct = Math.min(MODEL.tensors(p).q + MODEL.tensors(p).kv + laidOut, done.read + (sim.before ? Math.min(done.write, laidOut) : 0));
   const levels = {
     hbm: [entry.hbm.total, gpu.hbm_bytes, ""],
     l2: [Math.min(distinct, gpu.l2_bytes), gpu.l2_bytes, distinct > gpu.l2_bytes ? "" : "≤ "],
@@ -359,10 +364,10 @@ function writeCounters(done, sim) {
     $("#counters").innerHTML = "";
     return;
   }
-  const times = EVENTS.units(entry), standard = entryOf("standard");
+  const standard = entryOf("standard");
   const rows = [
-    ["read", w.read, done.read * times, `${bytesText(done.read * times)} ${w.of} ${bytesText(entry.issued.read)}`],
-    ["written", w.written, done.write * times, `${bytesText(done.write * times)} ${w.of} ${bytesText(entry.issued.write)}`],
+    ["read", w.read, done.read, `${bytesText(done.read)} ${w.of} ${bytesText(entry.issued.read)}`],
+    ["written", w.written, done.write, `${bytesText(done.write)} ${w.of} ${bytesText(entry.issued.write)}`],
     ["hbm", w.fromHbm, entry.dram.read + entry.dram.write, bytesText(entry.dram.read + entry.dram.write)],
   ];
   if (standard) rows.push(["standard", w.standardMoves, standard.issued.read + standard.issued.write, bytesText(standard.issued.read + standard.issued.write)]);
@@ -411,7 +416,7 @@ function softmaxBars(steps, seen, current) {
 const LANE_HEIGHT = 24;
 
 function lanesOf(sim) {
-  const order = ["producer", "copies", "block", "consumer 0", "consumer 1", "consumer 2", "combine", "store"];
+  const order = ["transposer", "producer", "copies", "block", "consumer 0", "consumer 1", "consumer 2", "combine", "store"];
   return order.filter((lane) => sim.lanes.has(lane));
 }
 
@@ -446,7 +451,7 @@ function drawLanes() {
     if (title) return;
     context.fillStyle = color("skip");
     context.fillRect(left, y + 2, width - left, LANE_HEIGHT - 4);
-    for (const e of seen[version]) if (e.lane === lane) drawEvent(context, e, left + (e.start - from) * scale, (e.end - e.start) * scale, y, left, left + (e.ready - from) * scale);
+    for (const e of layered(seen[version].filter((e) => e.lane === lane))) drawEvent(context, e, left + (e.start - from) * scale, (e.end - e.start) * scale, y, left, left + (e.ready - from) * scale);
   });
   context.strokeStyle = color("lit");
   context.lineWidth = 1.5;
@@ -458,12 +463,19 @@ function drawLanes() {
   writeLaneStates(versions, canvas);
 }
 
+// What lies below first: loads that came later, and last what runs behind other work.
+function layered(events) {
+  const loads = events.filter((e) => e.kind === "load"), rest = events.filter((e) => e.kind !== "load");
+  return [...loads.reverse(), ...rest.filter((e) => !e.behind), ...rest.filter((e) => e.behind)];
+}
+
 function drawEvent(context, e, x, width, y, left, readyX) {
   if (e.waits && x > readyX && e.role !== "block" && e.kind !== "load") hatch(context, Math.max(left, readyX), x, y);
   const start = Math.max(x, left), end = x + Math.max(width, 1.5);
   if (end <= left) return;
   const thin = e.kind === "load" || e.kind === "store";
   context.fillStyle = color(HUE[e.what] || e.what);
+  if (e.behind) return context.fillRect(start, y + LANE_HEIGHT - 9, end - start, 6);
   context.fillRect(start, y + (thin ? 6 : 3), end - start, LANE_HEIGHT - (thin ? 12 : 6));
   if (end - start > 26) {
     context.fillStyle = color("paper");
@@ -503,7 +515,7 @@ function writeLaneStates(versions, canvas) {
   const w = words(), lines = [];
   for (const version of versions) {
     const sim = simOf(version), active = eventsBetween(sim, state.time, state.time + (entryOf(version) ? sim.duration / Math.max(sim.turns, 1) : 0));
-    for (const lane of lanesOf(sim)) lines.push(`${version.toUpperCase()} ${laneName(lane)}: ${laneState(active.filter((e) => e.lane === lane), w, state.time >= sim.duration)}`);
+    for (const lane of lanesOf(sim)) lines.push(`${version.toUpperCase()} ${laneName(lane)}: ${laneState(lane, sim, active.filter((e) => e.lane === lane))}`);
   }
   if (writeLaneStates.last === lines.join()) return;
   writeLaneStates.last = lines.join();
@@ -511,7 +523,9 @@ function writeLaneStates(versions, canvas) {
   canvas.setAttribute("aria-label", `${w.lanes}. ${lines.join("; ")}`);
 }
 
-function laneState(mine, w, over) {
+function laneState(lane, sim, mine) {
+  const w = words(), before = ["transposer", "store"].includes(lane), over = state.time >= (lane === "transposer" ? sim.begun : sim.duration);
+  if (state.time < sim.begun && !before) return w.notBegun;
   const busy = mine.find((e) => e.start <= state.time && e.end > state.time && (e.kind === "product" || e.kind === "softmax" || e.bytes));
   if (busy) return `${w[busy.kind === "softmax" ? "softmaxWork" : busy.kind]} ${w[busy.what] || SHORT[busy.what] || busy.what}`;
   const next = mine.filter((e) => e.start > state.time).sort((a, b) => a.start - b.start)[0];
@@ -683,6 +697,12 @@ function writeNow(done, sim) {
 
 // ---- drawing ----
 
+function captionOf(view) {
+  const w = words(), kitchen = state.kitchen && w.kitchenCaptions, told = (kitchen || w.captions)[view];
+  const more = !kitchen && MODEL.transposes(state.version, state.problem) ? w.transposed[view] : "";
+  return [typeof told === "string" ? told : told[state.version], more].filter(Boolean).join(" ");
+}
+
 function drawStatic() {
   const w = words();
   document.documentElement.lang = state.language === "zh" ? "zh-CN" : "en";
@@ -695,8 +715,7 @@ function drawStatic() {
     one.title = entry && entry.available === false ? entry.reason[state.language === "zh" ? 1 : 0] : "";
   });
   document.querySelectorAll("[data-c]").forEach((one) => {
-    const told = (state.kitchen && w.kitchenCaptions ? w.kitchenCaptions : w.captions)[one.dataset.c];
-    one.textContent = typeof told === "string" ? told : told[state.version];
+    one.textContent = captionOf(one.dataset.c);
   });
   $("#kitchen-switch").hidden = state.language !== "zh";
   $("#kitchen-switch").style.display = state.language === "zh" ? "" : "none";

@@ -1,12 +1,14 @@
 """A kernel in the emulator does what the model's stream of events says, in its order, role by role.
 
 The trace counts instructions, the stream tiles: products in a row are one span, told apart by how
-many instructions one takes, and loads between two products are a set. The warp looked at sees all
-keys that its tile of queries does: the last one, in V3 any, of which the first stores.
+many instructions one takes, and loads between two products are a set; a producer's are in order.
+The warp looked at sees all keys that its tile of queries does: the last one, in V3 any, of which
+the first stores. Warps that lay out V anew share its slabs: they are looked at one after the other.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from itertools import groupby
@@ -17,10 +19,19 @@ import pytest
 
 from fasim import gpu, planner
 from fasim.emulator import trace
-from fasim.model.events import Event, events
-from fasim.plan import WARPGROUP, Plan, Tile
+from fasim.model.events import TRANSPOSER, Event, events
+from fasim.plan import (
+    SCALE_BLOCK,
+    SCALE_INPUTS,
+    SLAB_BYTES,
+    WARPGROUP,
+    Plan,
+    Tile,
+    transposed_shape,
+)
 from fasim.problem import Problem
 from fasim.render import render
+from fasim.runners.arrays import DTYPES
 from fasim.runners.emulator import EmulatorRunner
 
 pytestmark = pytest.mark.emulator
@@ -29,6 +40,7 @@ Seen = tuple[str, Any]  # a kind; of loads and stores a set of (tensor, tile), o
 
 V2 = Tile(block_q=64, block_kv=64, stages=2, warps=4, registers=128)
 V3 = Tile(block_q=128, block_kv=64, stages=2, warps=8, registers=240)
+E4M3 = replace(V3, block_kv=128)
 CASES: dict[str, tuple[str, Tile, dict[str, Any]]] = {
     "v1": (
         "v1",
@@ -44,20 +56,24 @@ CASES: dict[str, tuple[str, Tile, dict[str, Any]]] = {
         replace(V3, block_q=192, warps=12, registers=160),
         {"seq": 384, "seq_kv": 256},
     ),
+    "v3-e4m3-causal": ("v3", E4M3, {"seq": 512, "seq_kv": 500, "causal": True, "dtype": "e4m3"}),
+    "v3-e4m3-wide": ("v3", E4M3, {"seq": 256, "seq_kv": 300, "head_dim": 128, "dtype": "e4m3"}),
+    "v3-e4m3-blocks": (
+        "v3",
+        E4M3,
+        {"seq": 300, "seq_kv": 512, "causal": True, "dtype": "e4m3", "scales": "block"},
+    ),
 }
-WEIGHING = {
-    "quad_max",
-    "weigh",
-    "reset",
-    "all_settled",
-    "round_weights",
-}  # functions of the softmax
+WEIGHING = {  # functions of the softmax
+    *("quad_max", "weigh", "reset", "all_settled", "round_weights"),
+    *("settle", "move_to", "exponentials", "add_up", "lower"),
+}
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_the_emulator_does_what_the_events_say(name: str) -> None:
     algo, tile, options = CASES[name]
-    problem = Problem(batch=1, heads=1, head_dim=64, **options)
+    problem = Problem(**{"batch": 1, "heads": 1, "head_dim": 64} | options)
     entry = planner.plan(problem, gpu.load("h200"), algo, tile=tile)
     assert entry.plan
     assert entry.tile
@@ -65,9 +81,38 @@ def test_the_emulator_does_what_the_events_say(name: str) -> None:
     assert -(-problem.seq_kv // tile.block_kv) <= 4
     said = list(events(problem, algo, entry.tile))
     spans = traced(replace(entry.plan, slots=1))  # V3: one block does all
+    before = [span for span in spans if span["function"].endswith("_transpose")]
+    main = [span for span in spans if span not in before]
     for role, warp in warps(algo, tile):
-        mine = [span for span in spans if span["warp"] == warp]
-        assert list(grouped(executed(mine, problem, tile))) == list(grouped(stated(said, role)))
+        mine = [span for span in main if span["warp"] == warp]
+        done, wanted = executed(mine, problem, tile), stated(said, role)
+        if role == "producer":
+            assert list(done) == list(wanted)
+        else:
+            assert list(grouped(done)) == list(grouped(wanted))
+    check_transposed(before, problem, [event for event in said if event.role == TRANSPOSER])
+
+
+def check_transposed(spans: list[dict[str, Any]], problem: Problem, said: list[Event]) -> None:
+    """Slabs of V are loaded and stored in the order of the stream, with its bytes: a lane loads 4
+    columns of a key at once and stores 16 keys of a column."""
+    in_order = sorted(spans, key=lambda span: (span["block"], span["warp"]))
+    for kind, size in (("load", 4), ("store", 16)):
+        mine = [span for span in in_order if span["sort"] == kind]
+        events = [event for event in said if event.kind == kind and event.bytes]
+        slabs = (key // SLAB_BYTES * SLAB_BYTES for span in mine for key in keys_of(span, problem))
+        assert list(dict.fromkeys(slabs)) == [event.key for event in events]
+        assert sum(span["count"] * size for span in mine) == sum(event.bytes for event in events)
+
+
+def keys_of(span: dict[str, Any], problem: Problem) -> list[int]:
+    """First and last of the keys whose values a span moves: rows of V, columns of V laid out anew,
+    the first row of which begins with the later keys."""
+    start, stop = span["source"]
+    if span["array"] == "v":
+        return [start // problem.head_dim_v, (stop - 1) // problem.head_dim_v]
+    keys = transposed_shape(problem)[-1]
+    return sorted([start % keys, (stop - 1) % keys])
 
 
 def warps(algo: str, tile: Tile) -> Iterable[tuple[str, int]]:
@@ -81,8 +126,12 @@ def warps(algo: str, tile: Tile) -> Iterable[tuple[str, int]]:
 def traced(plan: Plan) -> list[dict[str, Any]]:
     kernel, launch = render(plan), plan.launch_for()
     draw = np.random.default_rng(0)
-    shapes = {name: shape for name, (shape, _) in launch.inputs.items()}
-    arrays = {name: draw.standard_normal(s).astype(np.float16) for name, s in shapes.items()}
+    arrays = {
+        name: (np.ones(shape) if name in SCALE_INPUTS else draw.standard_normal(shape)).astype(
+            DTYPES[dtype]
+        )
+        for name, (shape, dtype) in launch.inputs.items()
+    }
     spans = EmulatorRunner(workers=1).trace(kernel, arrays, launch)
     return list(trace.document(kernel, spans)["spans"])
 
@@ -102,9 +151,10 @@ def executed(spans: list[dict[str, Any]], problem: Problem, tile: Tile) -> Itera
     """What one warp did; block after block."""
     products = [span["count"] for span in spans if span["sort"] == "product"]
     cost = {"s": products[0], "pv": products[-1]} if products else {}
+    parts = parts_of_values(problem)
     for span in spans:
         if span["sort"] == "product":
-            yield from (("product", what) for what in multiplied(span, cost))
+            yield from (("product", what) for what in multiplied(span, cost, parts))
         elif span["sort"] == "softmax" and span["function"] in WEIGHING:
             yield "softmax", "p"
         elif "array" in span:
@@ -112,24 +162,34 @@ def executed(spans: list[dict[str, Any]], problem: Problem, tile: Tile) -> Itera
             yield from ((kind, (span["array"], row)) for row in rows(span, problem, tile))
 
 
-def multiplied(span: dict[str, Any], cost: dict[str, int]) -> Iterator[str]:
+def parts_of_values(problem: Problem) -> Iterator[str]:
+    """Which part of a step's values a product makes, one after the other: V3 in e4m3 stops after
+    the first columns, if there are more than one product takes."""
+    apart = problem.dtype == "e4m3" and problem.head_dim_v > 64
+    return itertools.cycle(("pv_first", "pv") if apart else ("pv",))
+
+
+def multiplied(span: dict[str, Any], cost: dict[str, int], parts: Iterator[str]) -> Iterator[str]:
     """The products of a span take turns; they take as many instructions as it has."""
-    what, left = "s" if "scores" in span["function"] else "pv", span["count"]
+    scores, left = "scores" in span["function"], span["count"]
     while left > 0:
-        yield what
-        left -= cost[what]
-        what = "pv" if what == "s" else "s"
+        yield "s" if scores else next(parts)
+        left -= cost["s" if scores else "pv"]
+        scores = not scores
     assert left == 0, span
 
 
 def rows(span: dict[str, Any], problem: Problem, tile: Tile) -> Iterable[int]:
-    """First rows of the tiles that a span's bytes are of."""
-    name = span["array"]
+    """First rows of the tiles that a span's bytes are of; -1 of what has none."""
+    name, (start, stop) = span["array"], span["source"]
+    if name == "vt":
+        return [max(keys_of(span, problem)) // tile.block_kv * tile.block_kv]
+    if name in SCALE_INPUTS:
+        return [start // 4 * SCALE_BLOCK if problem.scales == "block" else -1]
     element = {"o_acc": 4 * problem.head_dim, "m": 4, "l": 4, "lse": 4}.get(
-        name, problem.head_dim * problem.element_bytes
+        name, problem.head_dim * (problem.out_bytes if name == "o" else problem.element_bytes)
     )
     block = tile.block_kv if name in ("k", "v") else tile.block_q
-    start, stop = span["source"]
     first, last = start // (element * block), (stop - 1) // (element * block)
     return range(first * block, last * block + 1, block)
 

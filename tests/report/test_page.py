@@ -21,6 +21,10 @@ CHROMIUM = next(
 pytestmark = pytest.mark.skipif(not CHROMIUM, reason="no Chromium here")
 
 V3 = {"seq": 8192, "causal": True}
+E4M3 = {**V3, "dtype": "e4m3"}
+# The most that a moment draws and looks at: calls of a canvas, elements of the page, events of as
+# many rows of tiles, some of them looked at again.
+MOST_DRAWN, MOST_ELEMENTS, MOST_ROWS = 1000, 1000, 16
 
 
 @pytest.fixture(scope="module")
@@ -91,7 +95,7 @@ def at(document: Any, path: str) -> Any:
 
 def test_numbers_are_those_of_the_plan(tmp_path: Path, browser: Any) -> None:
     shown = Shown(browser)
-    for algo, device, options in PROBLEMS[-20:]:
+    for algo, device, options in PROBLEMS[4:]:
         path, entry = written(tmp_path, algo, device, options)
         assert path.stat().st_size < 400_000
         shown.open(path)
@@ -149,6 +153,61 @@ def test_the_row_ends_at_the_exact_softmax(v3: Shown) -> None:
     assert "numbers" in v3.text("#softmax-error")
     v3.page.fill("#scores", "1 2 | 3 4")
     assert v3.text("#softmax-error") == ""
+
+
+WORK = """() => {
+  const proto = CanvasRenderingContext2D.prototype, work = { drawn: 0, events: 0 };
+  for (const name of ["fillRect", "strokeRect", "fillText", "drawImage", "stroke", "lineTo"]) {
+    const real = proto[name];
+    proto[name] = function (...given) { work.drawn += 1; return real.apply(this, given); };
+  }
+  const sim = simOf("v3"), { turn } = sim, sizes = [];
+  for (let i = 0; i < sim.turns; ++i) sizes.push(turn(i).length);
+  sim.turn = (i) => { const events = turn(i); work.events += events.length; return events; };
+  const most = { drawn: 0, events: 0, row: Math.max(...sizes), sims: Object.keys(state.sims) };
+  for (let i = 0; i <= 50; ++i) {
+    work.drawn = work.events = 0;
+    seek((sim.duration * i) / 50);
+    for (const name of ["drawn", "events"]) most[name] = Math.max(most[name], work[name]);
+  }
+  return { ...most, rows: sim.turns - sim.before, elements: document.querySelectorAll("*").length };
+}"""
+
+
+def test_a_moment_costs_what_happens_then_however_long_the_head(
+    tmp_path: Path, browser: Any
+) -> None:
+    """Opening walks one head of one version; a moment looks at a few rows of its tiles."""
+    path, entry = written(tmp_path, "v3", "h200", E4M3)
+    shown = Shown(browser, path)
+    most = shown.page.evaluate(WORK)
+    assert entry.tile
+    assert most["sims"] == ["v3"]
+    assert most["rows"] == -(-E4M3["seq"] // entry.tile.block_q)
+    assert 0 < most["drawn"] < MOST_DRAWN
+    assert most["elements"] < MOST_ELEMENTS
+    assert most["row"] < most["events"] < MOST_ROWS * most["row"]
+    shown.close()
+
+
+def test_v_is_laid_out_before_the_rest_starts(tmp_path: Path, browser: Any) -> None:
+    path, entry = written(tmp_path, "v3", "h200", {**E4M3, "kv_heads": 4})
+    shown = Shown(browser, path)
+    assert "Vᵀ" in shown.text("#memory .caption")
+    shown.page.evaluate("seek(simOf('v3').begun / 2)")
+    states = shown.page.locator("#lane-now li").all_inner_texts()
+    assert states[0].startswith("V3 transposer: load V")
+    assert states[1] == "V3 producer: starts when V is laid out"
+    assert shown.page.text_content("#memory [data-label=registers]") == "0 B"
+    shown.page.evaluate("seek(simOf('v3').begun)")
+    assert entry.issued
+    assert float(shown.value("[data-counter=read]")) == entry.issued.reads["v"]
+    assert float(shown.value("[data-counter=written]")) == entry.issued.writes["vt"]
+    states = shown.page.locator("#lane-now li").all_inner_texts()
+    assert states[0] == "V3 transposer: done"
+    shown.page.keyboard.press("2")
+    assert "Vᵀ" not in shown.text("#memory .caption")
+    shown.close()
 
 
 def test_a_tile_that_breaks_a_limit_says_which(v3: Shown) -> None:

@@ -9,8 +9,7 @@ import pytest
 
 from fasim import gpu, planner
 from fasim.entry import Entry
-from fasim.errors import UsageError
-from fasim.model.events import Event, events, units
+from fasim.model.events import TRANSPOSER, Event, events, units
 from fasim.problem import Problem
 
 PROBLEMS: tuple[tuple[str, str, dict[str, Any]], ...] = (
@@ -37,6 +36,15 @@ PROBLEMS: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ("v3", "h200", {"seq": 1025, "causal": True, "bias": "dense_fp32", "softcap": 20.0}),
     ("v3", "h200", {"seq": 640, "window": (100, 0), "bias": "alibi", "head_dim": 64}),
     ("v3", "h100", {"seq": 900, "bias": "alibi", "dtype": "fp16", "head_dim": 64}),
+    ("v3", "h200", {"causal": True, "seq": 8192, "dtype": "e4m3"}),
+    ("v3", "h100", {"seq": 300, "seq_kv": 1000, "dtype": "e4m3", "heads": 8, "kv_heads": 2}),
+    ("v3", "h200", {"seq": 1000, "seq_kv": 700, "causal": True, "dtype": "e4m3", "head_dim": 64}),
+    ("v3", "h200", {"seq": 700, "window": (200, 30), "dtype": "e4m3", "scales": "block"}),
+    ("v3", "h200", {"seq": 700, "seq_kv": 128, "causal": True, "dtype": "e4m3", "scales": "block"}),
+    ("v3", "h200", {"seq": 520, "bias": "alibi", "softcap": 9.0, "dtype": "e4m3"}),
+    ("v3", "h200", {"seq": 520, "dtype": "e4m3", "head_dim": 96, "batch": 2}),
+    ("v3", "h200", {"seq": 200, "seq_kv": 0, "dtype": "e4m3"}),
+    ("v3", "h200", {"seq": 0, "seq_kv": 200, "dtype": "e4m3"}),
 )
 
 
@@ -52,9 +60,9 @@ def stream(entry: Entry) -> list[Event]:
 def moved(entry: Entry, kind: str) -> dict[str, int]:
     total: Counter[str] = Counter()
     for event in stream(entry):
-        total[event.what] += event.bytes * (event.kind == kind)
-    times = units(entry.problem, entry.variant)
-    return {name: size * times for name, size in total.items() if size}
+        times = units(entry.problem, entry.variant, event.role)
+        total[event.what] += event.bytes * times * (event.kind == kind)
+    return {name: size for name, size in total.items() if size}
 
 
 @pytest.mark.parametrize(("algo", "device", "options"), PROBLEMS)
@@ -71,12 +79,13 @@ def test_the_bytes_of_all_events_are_the_issued_traffic(
 def test_a_tile_is_multiplied_weighed_and_multiplied_once(
     algo: str, device: str, options: dict[str, Any]
 ) -> None:
-    done: dict[str, list[Any]] = {"s": [], "p": [], "pv": []}
+    done: dict[str, list[Any]] = {"s": [], "p": [], "pv": [], "pv_first": []}
     for event in stream(planned(algo, device, options)):
         if event.what in done:
             done[event.what].append((event.role, event.query, event.key))
     assert sorted(done["s"]) == sorted(done["p"]) == sorted(done["pv"])
     assert len(set(done["s"])) == len(done["s"])
+    assert sorted(done["pv_first"]) in ([], sorted(done["pv"]))
 
 
 def test_v3_runs_ahead_by_its_rings_and_no_further() -> None:
@@ -92,9 +101,14 @@ def test_v3_runs_ahead_by_its_rings_and_no_further() -> None:
         assert used["pv"] <= loaded["v"]
 
 
-def test_v3_in_e4m3_is_refused() -> None:
-    problem = Problem(dtype="e4m3")
-    entry = planner.plan(problem, gpu.load("h200"), "v3")
-    assert entry.tile
-    with pytest.raises(UsageError, match="e4m3"):
-        list(events(problem, "v3", entry.tile))
+def test_v3_lays_out_v_before_it_multiplies_bytes() -> None:
+    entry = planned("v3", "h200", {"seq": 512, "dtype": "e4m3"})
+    said = stream(entry)
+    before = [event for event in said if event.role == TRANSPOSER]
+    assert said[: len(before)] == before
+    assert [e.kind for e in before] == ["load", "store"] * (512 // 128)
+    assert sum(e.bytes for e in before if e.kind == "load") == 512 * 128
+    assert sum(e.bytes for e in before if e.kind == "store") == 512 * 129  # a row of ones
+    assert {e.what for e in said[len(before) :] if e.kind == "load"} == {
+        "q", "k", "vt", "q_scale", "k_scale", "v_scale",
+    }  # fmt: skip
