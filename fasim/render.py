@@ -27,20 +27,20 @@ from fasim.errors import UsageError
 from fasim.plan import (
     ABREAST,
     LOADER_THREADS,
+    SCALE_BLOCK,
     SCALE_INPUTS,
     SLAB_BYTES,
     WARPGROUP,
     KernelSpec,
     Plan,
     Tile,
-    SCALE_BLOCK,
     columns_at_once,
-    value_box_rows,
     padded,
     slabs,
     transposed_rows,
     v3_layout,
     v3_value_rows,
+    value_box_rows,
 )
 from fasim.problem import DTYPE_BYTES
 

@@ -22,9 +22,7 @@ from fasim.plan import (
     WARPGROUP,
     WARPGROUP_ROWS,
     Tile,
-    last_columns,
     padded_tensors,
-    transposed_rows,
     transposed_shape,
     transposes,
     v3_layout,
@@ -36,9 +34,8 @@ TRANSPOSER = "transposer"  # of V3 in e4m3: the kernel before the main one
 
 class Event(NamedTuple):
     """``role`` does ``kind`` (load, product, softmax or store) to ``what``: a tensor (vt: V laid
-    out anew); s, the scores Q K'; p, their weights; pv, the weighted values, and pv_first those of
-    the first columns, where they are products of their own. ``query`` and ``key`` are the first row
-    and key of its tile, -1 where it has none."""
+    out anew); s, the scores Q K'; p, their weights; pv, the weighted values. ``query`` and
+    ``key`` are the first row and key of its tile, -1 where it has none."""
 
     role: str
     kind: str
@@ -319,30 +316,34 @@ def _v3_work(head: _Head, steps: _Steps) -> Iterator[_Done]:
 def _v3_step(head: _Head, before: _Step | None, now: _Step | None) -> Iterator[_Done]:
     """The one place that says in which order consumers work: the scores of ``now``, and the values
     of ``before``; O of a tile of queries leaves while the first scores of the next become weights.
-    """
+    In e4m3, where the sums of a tile take the registers of its scores, it leaves before them."""
+    behind = before if not head.transposes else None
     if now and now.begins:
         yield from ((event, ()) for event in head.constants("consumers"))
-    if before and _v3_values_apart(head):
-        yield from _each(head, "product", "pv_first", *before[:2])
+    if before and not behind:
+        yield from _v3_values(head, before)
+        yield from _v3_output(head, before, "lse", "o")
     if now:
         yield from _each(head, "product", "s", *now[:2])
     if now and head.problem.dense:
         yield from _each(head, "load", "bias", *now[:2])
-    if before:
-        yield from _each(head, "product", "pv", *before[:2], ("pv",))
-    if before and before.ends:
-        yield from _each(head, "store", "lse", before.query)
+    if behind:
+        yield from _v3_values(head, behind)
+        yield from _v3_output(head, behind, "lse")
     if now:
         yield from _each(head, "softmax", "p", *now[:2], ("p", "tile")[: 1 + now.ends])
-    if before and before.ends:
-        yield from _each(head, "store", "o", before.query)
+    if behind:
+        yield from _v3_output(head, behind, "o")
 
 
-def _v3_values_apart(head: _Head) -> bool:
-    """Whether the values of the first columns are done before the others begin: sums of a tile, on
-    their way to O, have room for so many."""
-    columns = head.problem.head_dim_v
-    return head.transposes and last_columns(columns) < transposed_rows(columns)
+def _v3_values(head: _Head, step: _Step) -> Iterator[_Done]:
+    return _each(head, "product", "pv", *step[:2], ("pv",))
+
+
+def _v3_output(head: _Head, step: _Step, *names: str) -> Iterator[_Done]:
+    """What the last step of a tile of queries leaves."""
+    for what in names if step.ends else ():
+        yield from _each(head, "store", what, step.query)
 
 
 def _each(

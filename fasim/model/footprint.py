@@ -18,8 +18,8 @@ from fasim.model.tiles import Ints, Tiles, ceil_div, padded, round_up
 from fasim.plan import (
     HOPPER_SMEM,
     LAZY_DTYPES,
-    WARP,
     MOST_COLUMNS,
+    WARP,
     columns_at_once,
     padded_tensors,
     takable,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict
+from functools import partial
 from importlib import import_module, resources
 from typing import Any
 
@@ -17,8 +18,7 @@ from fasim.entry import Entry
 from fasim.errors import UsageError
 from fasim.gpu import Gpu
 from fasim.model import silicon, traffic
-from fasim.model.footprint import tile_sums
-from fasim.plan import last_columns, transposed_rows
+from fasim.plan import MOST_COLUMNS, columns_at_once, transposed_rows
 from fasim.problem import MAX_HEAD_DIM, Problem
 
 SCHEMA = "fasim.report/1"
@@ -46,7 +46,7 @@ CONSTANTS: tuple[tuple[str, str], ...] = (
         " V1_MOST_WITH_OPTIONS MOST_REGISTERS SMALL_BLOCK_REGISTERS WIDE_REGISTERS SCORES_PER_LIMIT"
         " FP32_REGISTERS MANY_SCORES SCORES_PER_LOAD MOST_LAZY_SCORES MOST_HELD LAZY_REGISTERS"
         " OPTION_REGISTERS WANTED_BASE WANTED_PER_ACCUMULATOR SPLIT_REGISTERS COPIED_REGISTERS"
-        " FEW_KEYS SUMS_REGISTERS SUMS_PER_KEY AMPERE BLACKWELL V3_BASE DRIVER_BYTES MAX_SEQ"
+        " FEW_KEYS SUMS_REGISTERS SUMS_PER_KEY AMPERE BLACKWELL V3_BASE E4M3_BASE ROUNDED_SUMS DRIVER_BYTES MAX_SEQ"
         " V3_OPTION_REGISTERS V3_FP32_BIAS_KEYS V3_FP32_BIAS_PER_KEY V3_CAPPED_BIAS_KEYS"
         " V3_CAPPED_BIAS_PER_KEY",
     ),
@@ -70,8 +70,7 @@ CONSTANTS: tuple[tuple[str, str], ...] = (
 # By the head dimension of V, 0 to the most that there is: V3 in e4m3.
 TABLES: dict[str, Callable[[int], int]] = {
     "TRANSPOSED_ROWS": transposed_rows,
-    "LAST_COLUMNS": last_columns,
-    "TILE_SUMS": lambda columns: tile_sums(Problem(dtype="e4m3", head_dim_v=max(columns, 1))),
+    **{f"AT_ONCE_{n}": partial(columns_at_once, warps=n) for n in MOST_COLUMNS},
 }
 _GPU_FIELDS = (
     *("title", "compute_capability", "arch", "sm_count", "hbm_bytes", "l2_bytes", "cp_async"),

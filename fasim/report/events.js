@@ -15,10 +15,10 @@ function makeEvents(model) {
     const { problem: p, t, variant, gpu } = entry, r = gpu.rates[variant];
     const group = variant === "v2_split" ? p.group : 1, rows = p.seq * group;
     const s = model.step(p, r, variant, { ...t, blocks: 1 });
-    const columns = valueColumns(p, variant), before = transposes(variant, p), late = before ? C.LAST_COLUMNS[p.head_dim_v] : columns;
+    const columns = valueColumns(p, variant), before = transposes(variant, p);
     const longer = Math.max(s.tensor, s.smem), share = variant === "v3" ? C.WARPGROUP / t.warps : variant === "v1" ? t.step / t.n : 1;
     const product = (n) => (longer * n * share) / (p.d + columns);
-    const clocks = { s: product(p.d), pv_first: product(columns - late), pv: product(late), p: s.softmax * share };
+    const clocks = { s: product(p.d), pv: product(columns), p: s.softmax * share };
     const seenBy = (query) => seen(p, query, t.m, group);
     const steps = (query) => {
       const [start, stop] = seenBy(query);
@@ -37,9 +37,9 @@ function makeEvents(model) {
       if (what === "o") return own * p.head_dim_v * p.out;
       return what === "o_acc" || what === "o_part" ? own * p.head_dim_v * 4 : own * 4;
     };
-    // What the main kernel takes for V, and whether it multiplies the first of its columns apart.
-    const values = before ? "vt" : "v", apart = late < columns;
-    return { entry, p, t, variant, r, rows, clocks, seenBy, steps, bytes, transposed, values, apart, queries: range(0, rows, t.m), splits: entry.splits || 1, background: gpu.cp_async };
+    // What the main kernel takes for V, and whether that waits for the next scores.
+    const values = before ? "vt" : "v", behind = variant === "v3" && !before;
+    return { entry, p, t, variant, r, rows, clocks, seenBy, steps, bytes, transposed, values, behind, queries: range(0, rows, t.m), splits: entry.splits || 1, background: gpu.cp_async };
   }
 
   // Bytes of a dense bias that a step reads: rows that skip a tile of keys together read none of it.
@@ -279,17 +279,22 @@ function makeEvents(model) {
     const { lanes } = make.state, ends = before && before.last;
     const until = (e) => { lanes[role] = Math.max(lanes[role] || 0, e.end); };
     const product = (what, at, after) => make.event(role, role, "product", what, at.query, at.key, 0, h.clocks[what], after, "tensor");
-    const values = (what) => product(what, before, { v: before.v.end, p: before.weights[i].end });
-    if (before && h.apart) until(values("pv_first"));
+    const values = () => product("pv", before, { v: before.v.end, p: before.weights[i].end });
+    const store = (what) => { if (ends) storeRows(h, make, role, i, what, before.query); };
+    const first = before && !h.behind && values();
+    if (first) {
+      until(first);
+      ["lse", "o"].forEach(store);
+    }
     const s = now && product("s", now, { q: now.q.end, k: now.k.end });
     if (now) until(s);
     if (now && h.p.dense) until(make.move(role, role, "load", "bias", now.query, now.key, own(h, biasBytes(h, now.query, now.key), now.query, i)));
-    const pv = before && values("pv");
-    if (ends) storeRows(h, make, role, i, "lse", before.query);
+    const pv = first || (before && values());
+    if (before && h.behind) store("lse");
     const p = now && make.event(role, role, "softmax", "p", now.query, now.key, 0, h.clocks.p, { s: s.end }, "mufu");
-    if (pv) pv.behind = Boolean(now);  // of the weights of the next scores
+    if (pv) pv.behind = Boolean(now && h.behind);  // of the weights of the next scores
     [p, pv].filter(Boolean).forEach(until);
-    if (ends) storeRows(h, make, role, i, "o", before.query);  // by TMA: the consumer goes on
+    if (before && h.behind) store("o");  // by TMA: the consumer goes on
     return { p, pv };
   }
 

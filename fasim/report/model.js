@@ -229,8 +229,10 @@ function makeModel(C, GPUS) {
     if (variant === "v1") return v1Registers(p, t);
     if (variant === "v2") return mmaRegisters(p, t) + lazyRegisters(p, t);
     if (variant === "v2_split") return mmaRegisters(p, withAllRows(t)) + C.SPLIT_REGISTERS[p.dtype];
-    const sums = p.dtype === "e4m3" ? C.TILE_SUMS[p.head_dim_v] : 0;
-    return Math.floor(t.n / 2) + Math.floor(p.dv / 2) + sums + Math.floor((t.n * p.e) / 8) + C.V3_BASE + v3OptionRegisters(p, t);
+    const kept = Math.floor(p.dv / 2) + Math.floor((t.n * p.e) / 8) + v3OptionRegisters(p, t);
+    if (p.dtype !== "e4m3") return Math.floor(t.n / 2) + kept + C.V3_BASE;
+    const sums = Math.floor((t.warps === 12 ? C.AT_ONCE_12 : C.AT_ONCE_8)[p.head_dim_v] / 2);
+    return Math.max(Math.floor(t.n / 2), sums) + kept + C.ROUNDED_SUMS + C.E4M3_BASE;
   }
 
   function archRegisters(p, variant, t, gpu) {

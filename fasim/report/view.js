@@ -293,10 +293,10 @@ function stillMemory() {
   $("#memory .drawing").innerHTML = `<svg viewBox="0 0 680 186" role="img" aria-label="${escaped(title)}">${arrows}${Object.keys(COLUMNS).map((name) => bar(name, 148)).join("")}${movers}</svg>`;
 }
 
-const SHORT = { s: "S", pv: "PV", pv_first: "PV", k: "K", v: "V", vt: "Vᵀ", q: "Q", o: "O", lse: "LSE", o_acc: "O", bias: "B", o_part: "O", q_scale: "qₛ", k_scale: "kₛ", v_scale: "vₛ" };
+const SHORT = { s: "S", pv: "PV", k: "K", v: "V", vt: "Vᵀ", q: "Q", o: "O", lse: "LSE", o_acc: "O", bias: "B", o_part: "O", q_scale: "qₛ", k_scale: "kₛ", v_scale: "vₛ" };
 const HUE = { k: "k", v: "v", vt: "v", q: "q", o: "o", lse: "o", o_acc: "o", m: "o", l: "o", bias: "p", slopes: "p", o_part: "o", m_part: "o", l_part: "o",
-  pv_first: "pv", q_scale: "q", k_scale: "k", v_scale: "v", cu_seqlens_q: "q", cu_seqlens_k: "k" };
-const TILES = new Set(["q", "k", "v", "vt"]), AT_WORK = new Set(["s", "p", "pv", "pv_first"]);
+  q_scale: "q", k_scale: "k", v_scale: "v", cu_seqlens_q: "q", cu_seqlens_k: "k" };
+const TILES = new Set(["q", "k", "v", "vt"]), AT_WORK = new Set(["s", "p", "pv"]);
 
 // Loads come from HBM, tiles to shared memory, unless they are only laid out anew, and the rest to
 // registers; stores go back; a product of what lies in shared memory lands in registers.

@@ -8,7 +8,6 @@ the first stores. Warps that lay out V anew share its slabs: they are looked at 
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from itertools import groupby
@@ -151,10 +150,9 @@ def executed(spans: list[dict[str, Any]], problem: Problem, tile: Tile) -> Itera
     """What one warp did; block after block."""
     products = [span["count"] for span in spans if span["sort"] == "product"]
     cost = {"s": products[0], "pv": products[-1]} if products else {}
-    parts = parts_of_values(problem)
     for span in spans:
         if span["sort"] == "product":
-            yield from (("product", what) for what in multiplied(span, cost, parts))
+            yield from (("product", what) for what in multiplied(span, cost))
         elif span["sort"] == "softmax" and span["function"] in WEIGHING:
             yield "softmax", "p"
         elif "array" in span:
@@ -162,20 +160,13 @@ def executed(spans: list[dict[str, Any]], problem: Problem, tile: Tile) -> Itera
             yield from ((kind, (span["array"], row)) for row in rows(span, problem, tile))
 
 
-def parts_of_values(problem: Problem) -> Iterator[str]:
-    """Which part of a step's values a product makes, one after the other: V3 in e4m3 stops after
-    the first columns, if there are more than one product takes."""
-    apart = problem.dtype == "e4m3" and problem.head_dim_v > 64
-    return itertools.cycle(("pv_first", "pv") if apart else ("pv",))
-
-
-def multiplied(span: dict[str, Any], cost: dict[str, int], parts: Iterator[str]) -> Iterator[str]:
+def multiplied(span: dict[str, Any], cost: dict[str, int]) -> Iterator[str]:
     """The products of a span take turns; they take as many instructions as it has."""
-    scores, left = "scores" in span["function"], span["count"]
+    what, left = "s" if "scores" in span["function"] else "pv", span["count"]
     while left > 0:
-        yield "s" if scores else next(parts)
-        left -= cost["s" if scores else "pv"]
-        scores = not scores
+        yield what
+        left -= cost[what]
+        what = "pv" if what == "s" else "s"
     assert left == 0, span
 
 
@@ -195,9 +186,10 @@ def rows(span: dict[str, Any], problem: Problem, tile: Tile) -> Iterable[int]:
 
 
 def grouped(seen: Iterable[Seen]) -> Iterator[tuple[str, Any]]:
-    """Loads in a row, and stores in a row, as a set; softmax in a row as one."""
+    """Loads in a row, and stores in a row, as a set; softmax in a row as one, and values, which may
+    come in parts."""
     for kind, group in groupby(seen, key=lambda one: one[0]):
         if kind == "product":
-            yield from group
+            yield from (one for one, _ in groupby(group))
         else:
             yield kind, sorted({what for _, what in group})

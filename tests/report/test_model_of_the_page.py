@@ -218,7 +218,7 @@ BUGS: dict[str, tuple[Any, str, str, str]] = {
         "(before.read + before.write) / r.hbm",
         "before.read / r.hbm",
     ),
-    "values in two parts": (check_events, "events", "if (before && h.apart)", "if (false)"),
+    "values after the next scores": (check_events, "events", "before && !h.behind", "false"),
     "heads that share V laid out anew": (check_events, "events", "|| role === TRANSPOSER", ""),
     "a scale factor of keys": (check_events, "events", "key < h.p.seq_kv) read", "false) read"),
     "a store of V1": (check_events, "events", 'key < to ? ["m", "l"', 'key <= to ? ["m", "l"'),
