@@ -87,10 +87,10 @@ LEAST_QUERY_STEP = {"fp32": 8, "fp16": 16, "bf16": 16}  # for each 16 keys of th
 WARPGROUP, WARPGROUP_ROWS, LOADER_THREADS = 4, 64, 128
 SLAB_BYTES, HOPPER_SMEM = 128, 232448
 # V3 in e4m3: a row of ones joins those of V transposed, whose keys fill whole slabs; threads of a
-# block that transposes, and the keys and columns of each.
-ONES, TRANSPOSERS, TRANSPOSED = 1, 128, (32, 4)
-TMA_BOX_ROWS = 256
-MOST_COLUMNS = {8: 136, 12: 128}  # of P V that V3 multiplies at once, by the warps that compute
+# block that transposes.
+ONES, TRANSPOSERS = 1, 128
+TMA_BOX_ROWS = 256  # at most
+MOST_COLUMNS = {8: 136, 12: 128}  # of P V that V3 multiplies at once, by the computing warps
 PADDERS, PADDED_BYTES = 128, 16  # threads of a block that pads rows, and the bytes of each
 TMA_BYTES = 16  # a tensor's address and its strides are multiples
 V3_TAIL_BYTES = 1024  # barriers and what else lies behind the tiles
@@ -439,25 +439,10 @@ class Plan:
         return before, main, *self._after_main(problem, blocks)
 
     def _transpose(self, problem: Problem) -> Stage:
-        """The kernel that lays out V anew, a thread for some keys and columns."""
-        (batch, heads, rows, keys), (at_once, columns) = transposed_shape(problem), TRANSPOSED
-        threads = batch * heads * (keys // at_once) * math.ceil(rows / columns)
-        grid = math.ceil(threads / TRANSPOSERS) if problem.seq else 0
+        """The kernel that lays out V anew, a block for a slab of keys."""
+        heads, slabs, _, _ = transposed_shape(problem)
+        grid = heads * slabs if problem.seq else 0
         return Stage(entry=f"{self.kernel.stem}_transpose", grid=grid, block=TRANSPOSERS)
-
-    def _padding(self, problem: Problem) -> list[tuple[Stage, ...]]:
-        """The kernels that copy rows to, and those of O from, rows that TMA takes: a thread for
-        PADDED_BYTES of a padded row, if all sequences are as long as the longest. None where
-        nothing is padded."""
-        stages: list[tuple[Stage, ...]] = []
-        shapes = tensor_shapes(problem)
-        for word, tensors in (("pad", "qkv"), ("unpad", "o")):
-            copied = [name for name in self.kernel.padded_tensors if name in tensors]
-            size = sum(2 * math.prod(padded_shape(shapes[name])) for name in copied)
-            grid = -(-size // (PADDED_BYTES * PADDERS))
-            stage = Stage(entry=f"{self.kernel.stem}_{word}", grid=grid, block=PADDERS)
-            stages.append((stage,) if copied else ())
-        return stages
 
     def _after_main(self, problem: Problem, blocks: int) -> tuple[Stage, ...]:
         """Backward, dQ is rounded; or made, by blocks of as many queries as others have keys."""
@@ -895,10 +880,10 @@ def columns_at_once(head_dim_v: int, warps: int) -> int:
 
 
 def transposed_shape(problem: Problem) -> tuple[int, ...]:
-    """(batch, kv_heads, rows, keys) of V transposed."""
-    keys = math.ceil(max(problem.seq_kv, 1) / SLAB_BYTES) * SLAB_BYTES
+    """(batch x kv_heads, slabs, rows, keys of a slab) of V transposed."""
+    slabs = math.ceil(max(problem.seq_kv, 1) / SLAB_BYTES)
     rows = padded(problem.head_dim_v, "e4m3") + ONES
-    return (problem.batch, problem.kv_heads, rows, keys)
+    return (problem.batch * problem.kv_heads, slabs, rows, SLAB_BYTES)
 
 
 def padded(head_dim: int, dtype: str = "fp16") -> int:

@@ -110,8 +110,8 @@ class _Head:
 
     def transposed(self, key: int, count: int) -> int:
         """Bytes of so many keys of V laid out anew, up to the end of its last slab."""
-        _, _, rows, keys = transposed_shape(self.problem)
-        return rows * max(0, min(count, keys - key))
+        _, slabs, rows, width = transposed_shape(self.problem)
+        return rows * max(0, min(count, slabs * width - key))
 
     def constants(self, role: str) -> Iterator[Event]:
         """What every thread of a block reads for itself, for some options."""
@@ -125,9 +125,11 @@ class _Head:
     def scales(self, role: str, query: int) -> Iterator[Event]:
         """What V3's producer reads with a tile of queries; scale factors of blocks of keys come
         with those."""
-        blocks = self.problem.scales == "block"
-        names = SCALE_INPUTS[: 1 if blocks else None] if self.problem.dtype == "e4m3" else ()
-        yield from (Event(role, "load", name, query if blocks else -1, bytes=4) for name in names)
+        if self.problem.scales == "block":
+            groups = self.tile.block_q // WARPGROUP_ROWS
+            yield Event(role, "load", "q_scale", query, bytes=4 * groups)
+        elif self.problem.dtype == "e4m3":
+            yield from (Event(role, "load", name, bytes=4) for name in SCALE_INPUTS)
 
     def block_scale(self, role: str, name: str, key: int) -> Iterator[Event]:
         """That of a block of keys, which is a tile of them; beyond the last there is none."""
@@ -253,8 +255,8 @@ def _v3(head: _Head, _: int) -> Iterator[Event]:
 def _v3_transpose(head: _Head) -> Iterator[Event]:
     """In e4m3 a kernel before lays out V anew, a slab of keys after the other, for all heads that
     share it."""
-    p, slabs = head.problem, range(0, transposed_shape(head.problem)[3], SLAB_BYTES)
-    for key in slabs if p.seq else ():
+    p, slabs = head.problem, transposed_shape(head.problem)[1]
+    for key in range(0, slabs * SLAB_BYTES, SLAB_BYTES) if p.seq else ():
         keys = max(0, min(SLAB_BYTES, p.seq_kv - key))
         yield Event(TRANSPOSER, "load", "v", -1, key, keys * p.head_dim_v * p.element_bytes)
         yield Event(TRANSPOSER, "store", "vt", -1, key, head.transposed(key, SLAB_BYTES))

@@ -23,6 +23,7 @@ from fasim.plan import (
     PADDED,
     PADDED_BYTES,
     SCALE_INPUTS,
+    WARPGROUP_ROWS,
     padded_tensors,
     takable,
     transposed_shape,
@@ -129,7 +130,9 @@ def _option_reads(problem: Problem, algo: str, tiles: Tiles) -> dict[str, Any]:
     if p.dtype == "e4m3":
         readers = heads * seen.q_tiles if algo == "v3" else threads
         reads |= dict.fromkeys(SCALE_INPUTS, 4 * readers)
-    if p.scales == "block":
+    if p.scales == "block":  # that of Q for each warpgroup
+        groups = tiles.block_q // WARPGROUP_ROWS
+        reads |= {"q_scale": 4 * heads * seen.q_tiles * groups}
         reads |= dict.fromkeys(SCALE_INPUTS[1:], 4 * heads * seen.steps)
     return reads
 
@@ -192,10 +195,10 @@ def _v2_fwd(problem: Problem, seen: Visits, tiles: Tiles) -> Bytes:
 
 def _with_transposed(problem: Problem, seen: Visits, block_kv: Ints, moved: Bytes) -> Bytes:
     """V3 in e4m3: a kernel before lays out V anew, of which whole slabs of keys are read."""
-    p, (_, _, rows, keys) = problem, transposed_shape(problem)
+    p, (_, slabs, rows, width) = problem, transposed_shape(problem)
     ragged = seen.kv_tiles * block_kv - p.seq_kv
     last = (seen.steps * block_kv - seen.keys) // np.maximum(ragged, 1)  # visits of the last tile
-    walked = seen.keys + last * (keys - p.seq_kv)
+    walked = seen.keys + last * (slabs * width - p.seq_kv)
     before, any_query = laid_out(p), seen.q_tiles > 0
     reads = {"v": before.read * any_query, "vt": p.batch * p.heads * rows * walked}
     writes = {"vt": before.write * any_query}

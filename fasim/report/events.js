@@ -235,9 +235,10 @@ function makeEvents(model) {
 
   // What the producer reads with a tile of queries.
   function producerConstants(h, make, query) {
-    const { p } = h, blocks = p.scales === "block";
+    const { p } = h;
     if (p.varlen) for (const name of ["cu_seqlens_q", "cu_seqlens_k"]) read(make, name, -1, -1, {}, 8);
-    if (p.dtype === "e4m3") for (const name of blocks ? C.SCALE_INPUTS.slice(0, 1) : C.SCALE_INPUTS) read(make, name, blocks ? query : -1, -1);
+    if (p.scales === "block") read(make, "q_scale", query, -1, {}, 4 * Math.floor(h.t.m / C.WARPGROUP_ROWS));
+    else if (p.dtype === "e4m3") for (const name of C.SCALE_INPUTS) read(make, name, -1, -1);
   }
 
   function v3Turn(h, make, turn) {

@@ -352,12 +352,9 @@ function makeModel(C, GPUS) {
     warpgroupRows: [({ t }) => t.m * C.WARPGROUP === t.warps * C.WARPGROUP_ROWS,
       ({ t }) => `block_q ${t.m} is not 64 rows for each of ${t.warps / C.WARPGROUP} consumer warpgroups`,
       ({ t }) => `block_q ${t.m} 不是 ${t.warps / C.WARPGROUP} 个消费者线程束组各 64 行`],
-    wholeSlabs: [({ p, t }) => p.dtype !== "e4m3" || t.n % C.SLAB_BYTES === 0,
-      ({ t }) => `block_kv ${t.n} is not whole slabs of ${C.SLAB_BYTES} keys of V`,
-      ({ t }) => `block_kv ${t.n} 不是 V 的每组 ${C.SLAB_BYTES} 个键的整数倍`],
-    scaledBlocks: [({ p, t }) => p.scales !== "block" || Math.max(t.m, t.n) === C.SCALE_BLOCK,
-      ({ t }) => `${t.m}x${t.n} is not one block of ${C.SCALE_BLOCK} rows with a scale factor`,
-      ({ t }) => `${t.m}x${t.n} 不是共用一个缩放因子的 ${C.SCALE_BLOCK} 行`],
+    wholeSlabs: [({ p, t }) => p.dtype !== "e4m3" || t.n === C.SLAB_BYTES,
+      ({ t }) => `block_kv ${t.n} is not one slab of ${C.SLAB_BYTES} keys of V`,
+      ({ t }) => `block_kv ${t.n} 不是 V 的一组 ${C.SLAB_BYTES} 个键`],
     wholeKeys: [({ p, t }) => t.n % granule(p.dtype) === 0,
       ({ p, t }) => `block_kv ${t.n} is no multiple of the ${granule(p.dtype)} keys of one ${p.dtype} matmul step`,
       ({ p, t }) => `block_kv ${t.n} 不是一步 ${p.dtype} 矩阵乘的 ${granule(p.dtype)} 个键的倍数`],
@@ -401,7 +398,7 @@ function makeModel(C, GPUS) {
     v1: ["mmaRows", "wholeKeys", "oneStage", "wholeSteps", ...FORWARD],
     v2: ["mmaRows", "wholeKeys", "oneStep", ...FORWARD],
     v2_split: ["packedRows", "sharedKeys", "fp32Columns", "partsFit", ...LIMITS],
-    v3: ["consumers", "wholeKeys", "width", "oneStep", "warpgroupRows", "wholeSlabs", "scaledBlocks", ...LIMITS],
+    v3: ["consumers", "wholeKeys", "width", "oneStep", "warpgroupRows", "wholeSlabs", ...LIMITS],
   };
 
   // The place of the first rule a tile breaks; the number of rules if none.
@@ -501,7 +498,10 @@ function makeModel(C, GPUS) {
     if (p.varlen) reads.cu_seqlens_q = reads.cu_seqlens_k = 8 * (variant === "v3" ? heads * v.q_tiles : threads);
     const readers = variant === "v3" ? heads * v.q_tiles : threads;
     if (p.dtype === "e4m3") for (const name of C.SCALE_INPUTS) reads[name] = 4 * readers;
-    if (p.scales === "block") for (const name of C.SCALE_INPUTS.slice(1)) reads[name] = 4 * heads * v.steps;
+    if (p.scales === "block") {
+      reads.q_scale = 4 * heads * v.q_tiles * Math.floor(t.m / C.WARPGROUP_ROWS);
+      for (const name of C.SCALE_INPUTS.slice(1)) reads[name] = 4 * heads * v.steps;
+    }
     return reads;
   }
 

@@ -23,16 +23,12 @@ __device__ __forceinline__ void load_slabs(SlabTile<kRows, kTileSlabs>& tile, co
 }
 
 //% if kernel.scaled
-// The same of V transposed, whose rows may be more than a box can have.
-__device__ __forceinline__ void load_values(SlabTile<kRowsV, kSlabsV>& tile, const TensorMap* map,
-                                            u64* full, int key, int head, int batch) {
+// The same of V transposed, a slab of it, whose rows may be more than a box can have.
+__device__ __forceinline__ void load_values(SlabTile<kRowsV, 1>& tile, const TensorMap* map,
+                                            u64* full, int slab, int head) {
 #pragma unroll
-  for (int i = 0; i < kSlabsV; ++i) {
-#pragma unroll
-    for (int row = 0; row < kRowsV; row += kBoxRowsV) {
-      ptx::cp_async_bulk_tensor_4d(tile.slab[i][row], map, full, key + i * kSlabColumns, row, head,
-                                   batch);
-    }
+  for (int row = 0; row < kRowsV; row += kBoxRowsV) {
+    ptx::cp_async_bulk_tensor_4d(tile.slab[0][row], map, full, 0, row, slab, head);
   }
 }
 
@@ -42,10 +38,13 @@ struct Loader {  // its thread's view of the rings of K and V
   Shared& shared;
   const TensorMap* k_map;
   const TensorMap* v_map;
+//% if kernel.scaled
+  int kv_heads;
+//% endif
 //% if kernel.scales == "block"
   const float* k_scale;
   const float* v_scale;
-  int kv_heads, tiles;
+  int tiles;
 //% endif
   int count_k = 0, count_v = 0;
 //% if kernel.scales == "block"
@@ -77,8 +76,8 @@ struct Loader {  // its thread's view of the rings of K and V
 //% endif
     ptx::mbarrier_arrive_expect_tx(&shared.full_v[at.slot], sizeof(shared.v[0]));
 //% if kernel.scaled
-    load_values(shared.v[at.slot], v_map, &shared.full_v[at.slot], tile * kBlockKV, head,
-                keys.batch);
+    load_values(shared.v[at.slot], v_map, &shared.full_v[at.slot], tile,
+                keys.batch * kv_heads + head);
 //% else
     load_slabs(shared.v[at.slot], v_map, &shared.full_v[at.slot], keys.row + tile * kBlockKV, head,
                keys.batch);

@@ -1,10 +1,9 @@
 // ---- V, transposed ------------------------------------------------------------------------------
-// wgmma takes bytes only with the depth contiguous: for P V that is the keys. So V is laid out anew, a row
-// for each column of it, zeros up to kDV of them, then one of ones. Of every 16 keys a thread's weights
-// are those of columns 2t, 2t + 1, 2t + 8 and 2t + 9, and it hands them over as 4t to 4t + 3: the place n
-// in this order belongs to key 2 (n / 4) + n % 2 + 8 (n / 2 % 2). Keys beyond the last are zeros.
+// wgmma takes bytes only with the depth contiguous: for P V that is the keys. So V is laid out anew, in
+// slabs of 128 keys: a row for each column of V, zeros up to kDV of them, then one of ones, with the keys
+// in the order of key_at. Keys beyond the last are zeros. A thread block makes a slab.
 constexpr int kTransposers = 128;  // threads of a block
-constexpr int kKeysAtOnce = 32;  // keys, and 4 columns, of a thread
+constexpr int kKeyWords = kSlabBytes / 4;  // of four keys, in a row of a slab
 
 // Bytes i of four words, in the order of the words, as word i.
 __device__ __forceinline__ void transpose_bytes(u32 (&x)[4]) {
@@ -16,44 +15,42 @@ __device__ __forceinline__ void transpose_bytes(u32 (&x)[4]) {
   x[3] = __byte_perm(high01, high23, 0x7632);
 }
 
+// Where a word of four keys lies in shared memory: neighbours that write the same keys of other columns,
+// or read other keys of the same column, meet in no bank.
+__device__ __forceinline__ int word_at(int column, int word) {
+  return column * kKeyWords + (word ^ column / 4 % kKeyWords);
+}
+
 // clang-format off
 extern "C" __global__ void __launch_bounds__(kTransposers)
 $(kernel.stem)_transpose(
 $(parameters(kernel))) {
   // clang-format on
-  constexpr int kColumnGroups = kDV / 4 + 1;
-  const i64 slabs = (i64(max(seq_kv, 1)) + kSlabColumns - 1) / kSlabColumns;
-  const i64 keys = slabs * kSlabColumns;  // of a row
-  const i64 all = i64(batch) * kv_heads * (keys / kKeysAtOnce) * kColumnGroups;
-  const i64 index = blockIdx.x * i64(kTransposers) + threadIdx.x;
-  if (index >= all) return;
-  const int column = index % kColumnGroups * 4;
-  const i64 first_key = index / kColumnGroups % (keys / kKeysAtOnce) * kKeysAtOnce;
-  const i64 head = index / kColumnGroups / (keys / kKeysAtOnce);
-  v += head / kv_heads * v_strides.batch + head % kv_heads * v_strides.head + column;
-  u32 rows[4][kKeysAtOnce / 4];
+  __shared__ u32 slab[kDV * kKeyWords];
+  constexpr int kColumnWords = kDV / 4;
+  const int slabs = (max(seq_kv, 1) + kSlabColumns - 1) / kSlabColumns;
+  const int head = blockIdx.x / slabs, first_key = blockIdx.x % slabs * kSlabColumns;
+  v += head / kv_heads * v_strides.batch + head % kv_heads * v_strides.head;
 #pragma unroll
-  for (int i = 0; i < kKeysAtOnce / 4; ++i) {
+  for (int i = 0; i < kColumnWords * kKeyWords / kTransposers; ++i) {
+    const int n = i * kTransposers + threadIdx.x;
+    const int column = n % kColumnWords * 4, word = n / kColumnWords;
     u32 words[4];
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
-      const i64 key = first_key + i / 4 * 16 + i % 4 * 2 + j % 2 + j / 2 * 8;
+      const i64 key = first_key + key_at(4 * word + j);
       const bool inside = key < seq_kv && column < kHeadDimV;
-      words[j] = inside ? *reinterpret_cast<const u32*>(v + key * v_strides.seq) : 0;
+      words[j] = inside ? *reinterpret_cast<const u32*>(v + key * v_strides.seq + column) : 0;
     }
     transpose_bytes(words);
-    if (column == kDV) words[0] = 0x38383838;  // ones
 #pragma unroll
-    for (int j = 0; j < 4; ++j) rows[j][i] = words[j];
+    for (int j = 0; j < 4; ++j) slab[word_at(column + j, word)] = words[j];
   }
-#pragma unroll
-  for (int j = 0; j < 4; ++j) {
-    if (column + j > kDV) break;
-    Element* row = vt + (head * (kDV + 1) + column + j) * keys + first_key;
-#pragma unroll
-    for (int i = 0; i < kKeysAtOnce / 16; ++i) {
-      const u32* words = rows[j] + 4 * i;
-      reinterpret_cast<uint4*>(row)[i] = make_uint4(words[0], words[1], words[2], words[3]);
-    }
+  __syncthreads();
+  u32* rows = reinterpret_cast<u32*>(vt) + i64(blockIdx.x) * (kDV + 1) * kKeyWords;
+#pragma unroll 4
+  for (int n = threadIdx.x; n < kDV * kKeyWords; n += kTransposers) {
+    rows[n] = slab[word_at(n / kKeyWords, n % kKeyWords)];
   }
+  if (threadIdx.x < kKeyWords) rows[kDV * kKeyWords + threadIdx.x] = 0x38383838;  // ones
 }

@@ -105,6 +105,8 @@ constexpr int kTurnBarrier = 1 + kConsumers;  // a consumer's turn to start prod
 //% include "device/store_tma.cuh"
 
 //% if kernel.scaled
+//% include "device/key_order.cuh"
+
 //% include "device/transpose_e4m3.cuh"
 //% endif
 
@@ -149,7 +151,9 @@ $(parameters(kernel))) {
     if (threadIdx.x % 128 != 0) return;
 //% if kernel.scales == "block"
     const int tiles_kv = (seq_kv + kBlockKV - 1) / kBlockKV;
-    Loader loader = {shared, &k_map, &vt_map, k_scale, v_scale, kv_heads, tiles_kv};
+    Loader loader = {shared, &k_map, &vt_map, kv_heads, k_scale, v_scale, tiles_kv};
+//% elif kernel.scaled
+    Loader loader = {shared, &k_map, &vt_map, kv_heads};
 //% else
     Loader loader = {shared, &$(map_of(kernel, "k")), &$(map_of(kernel, "v"))};
 //% endif

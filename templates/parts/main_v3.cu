@@ -75,20 +75,9 @@ int main(int argc, char** argv) {
 //% if kernel.scaled
   const Element* v = input(keys * kHeadDimV, 3);
   const Strides v_strides = contiguous(kv_heads, seq_kv, kHeadDimV);
-  const i64 row_keys = (seq_kv + kSlabColumns - 1) / kSlabColumns * kSlabColumns;
-  const i64 all_rows = i64(batch) * kv_heads * (kDV + 1);
-  Element* vt = device_array<Element>(all_rows * row_keys);
-  const TensorMap vt_map = encoded(vt, batch, kv_heads, kDV + 1, row_keys, kBoxRowsV);
-  const int transposers = batch * kv_heads * (row_keys / kKeysAtOnce) * (kDV / 4 + 1);
-  const int transpose_grid = (transposers + kTransposers - 1) / kTransposers;
-//% elif "v" in kernel.padded_tensors
-  constexpr int kWideV = 8 * kChunks<kHeadDimV>;
-  const Element* v = input(keys * kHeadDimV, 3);
-  const Strides v_strides = contiguous(kv_heads, seq_kv, kHeadDimV);
-  Element* v_padded = device_array<Element>(keys * kWideV);
-  Output* o_padded = device_array<Output>(rows * kWideV);
-  const TensorMap v_padded_map = encoded(v_padded, batch, kv_heads, seq_kv, kWideV, kBlockKV);
-  const TensorMap o_padded_map = encoded(o_padded, batch, heads, seq_q, kWideV, 64);
+  const int slabs = (seq_kv + kSlabColumns - 1) / kSlabColumns, all_slabs = batch * kv_heads * slabs;
+  Element* vt = device_array<Element>(i64(all_slabs) * (kDV + 1) * kSlabColumns);
+  const TensorMap vt_map = encoded(vt, batch * kv_heads, slabs, kDV + 1, kSlabColumns, kBoxRowsV);
 //% else
   const TensorMap v_map =
       encoded(input(keys * kHeadDimV, 3), batch, kv_heads, seq_kv, kHeadDimV, kBlockKV);
@@ -122,7 +111,7 @@ int main(int argc, char** argv) {
   for (int run = 0; run < 2; ++run) {  // the second one counts
     cudaEventRecord(start);
 //% if kernel.scaled
-    $(kernel.stem)_transpose<<<transpose_grid, kTransposers>>>($(call(kernel, "    " ~ kernel.stem ~ "_transpose<<<transpose_grid, kTransposers>>>(")));
+    $(kernel.stem)_transpose<<<all_slabs, kTransposers>>>($(call(kernel, "    " ~ kernel.stem ~ "_transpose<<<all_slabs, kTransposers>>>(")));
 //% endif
 //% if kernel.padded_tensors
     $(kernel.stem)_pad<<<blocks_for(to_pad), kPadders>>>($(call(kernel, "    " ~ kernel.stem ~ "_pad<<<blocks_for(to_pad), kPadders>>>(")));

@@ -94,9 +94,9 @@ def test_the_emulator_does_what_the_events_say(name: str) -> None:
 
 def check_transposed(spans: list[dict[str, Any]], problem: Problem, said: list[Event]) -> None:
     """Slabs of V are loaded and stored in the order of the stream, with its bytes: a lane loads 4
-    columns of a key at once and stores 16 keys of a column."""
+    columns of a key at once and stores 4 keys of a column."""
     in_order = sorted(spans, key=lambda span: (span["block"], span["warp"]))
-    for kind, size in (("load", 4), ("store", 16)):
+    for kind, size in (("load", 4), ("store", 4)):
         mine = [span for span in in_order if span["sort"] == kind]
         events = [event for event in said if event.kind == kind and event.bytes]
         slabs = (key // SLAB_BYTES * SLAB_BYTES for span in mine for key in keys_of(span, problem))
@@ -106,12 +106,12 @@ def check_transposed(spans: list[dict[str, Any]], problem: Problem, said: list[E
 
 def keys_of(span: dict[str, Any], problem: Problem) -> list[int]:
     """First and last of the keys whose values a span moves: rows of V, columns of V laid out anew,
-    the first row of which begins with the later keys."""
+    slab by slab."""
     start, stop = span["source"]
     if span["array"] == "v":
         return [start // problem.head_dim_v, (stop - 1) // problem.head_dim_v]
-    keys = transposed_shape(problem)[-1]
-    return sorted([start % keys, (stop - 1) % keys])
+    _, _, rows, width = transposed_shape(problem)
+    return [at // (rows * width) * width for at in (start, stop - 1)]
 
 
 def warps(algo: str, tile: Tile) -> Iterable[tuple[str, int]]:
