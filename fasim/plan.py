@@ -444,6 +444,20 @@ class Plan:
         grid = heads * slabs if problem.seq else 0
         return Stage(entry=f"{self.kernel.stem}_transpose", grid=grid, block=TRANSPOSERS)
 
+    def _padding(self, problem: Problem) -> list[tuple[Stage, ...]]:
+        """The kernels that copy rows to, and those of O from, rows that TMA takes: a thread for
+        PADDED_BYTES of a padded row, if all sequences are as long as the longest. None where
+        nothing is padded."""
+        stages: list[tuple[Stage, ...]] = []
+        shapes = tensor_shapes(problem)
+        for word, tensors in (("pad", "qkv"), ("unpad", "o")):
+            copied = [name for name in self.kernel.padded_tensors if name in tensors]
+            size = sum(2 * math.prod(padded_shape(shapes[name])) for name in copied)
+            grid = -(-size // (PADDED_BYTES * PADDERS))
+            stage = Stage(entry=f"{self.kernel.stem}_{word}", grid=grid, block=PADDERS)
+            stages.append((stage,) if copied else ())
+        return stages
+
     def _after_main(self, problem: Problem, blocks: int) -> tuple[Stage, ...]:
         """Backward, dQ is rounded; or made, by blocks of as many queries as others have keys."""
         name, threads = self.kernel.last_stage, self.kernel.tile.threads

@@ -32,7 +32,7 @@
 // templates, with the first 8 digits of their sha256
 //   967bade8  device/copy.cuh
 //   a88d316f  device/copy_plain.cuh
-//   fb8f8205  device/fragments.cuh
+//   b09b16a3  device/fragments.cuh
 //   76c2f1b5  device/integers.cuh
 //   6718b7d2  device/mask.cuh
 //   70293969  device/matmul_mma.cuh

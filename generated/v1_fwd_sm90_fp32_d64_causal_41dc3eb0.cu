@@ -33,7 +33,7 @@
 //   967bade8  device/copy.cuh
 //   a88d316f  device/copy_plain.cuh
 //   ab3ac69d  device/dots.cuh
-//   fb8f8205  device/fragments.cuh
+//   b09b16a3  device/fragments.cuh
 //   76c2f1b5  device/integers.cuh
 //   6718b7d2  device/mask.cuh
 //   4cfecc7b  device/matmul_fma.cuh

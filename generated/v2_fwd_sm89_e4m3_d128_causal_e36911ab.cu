@@ -33,7 +33,7 @@
 //   967bade8  device/copy.cuh
 //   f0c63492  device/copy_async.cuh
 //   9657e602  device/finish.cuh
-//   fb8f8205  device/fragments.cuh
+//   b09b16a3  device/fragments.cuh
 //   76c2f1b5  device/integers.cuh
 //   6718b7d2  device/mask.cuh
 //   70293969  device/matmul_mma.cuh

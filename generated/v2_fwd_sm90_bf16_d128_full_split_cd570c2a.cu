@@ -40,7 +40,7 @@
 //   967bade8  device/copy.cuh
 //   f0c63492  device/copy_async.cuh
 //   b145b0f2  device/copy_packed.cuh
-//   fb8f8205  device/fragments.cuh
+//   b09b16a3  device/fragments.cuh
 //   76c2f1b5  device/integers.cuh
 //   ef12ae03  device/mask_packed.cuh
 //   70293969  device/matmul_mma.cuh

@@ -31,7 +31,7 @@
 //   f0c63492  device/copy_async.cuh
 //   ab3ac69d  device/dots.cuh
 //   9657e602  device/finish.cuh
-//   fb8f8205  device/fragments.cuh
+//   b09b16a3  device/fragments.cuh
 //   76c2f1b5  device/integers.cuh
 //   6718b7d2  device/mask.cuh
 //   4cfecc7b  device/matmul_fma.cuh

@@ -44,30 +44,30 @@
 //
 // templates, with the first 8 digits of their sha256
 //   9f85390f  device/chunk_address.cuh
-//   fb8f8205  device/fragments.cuh
+//   b09b16a3  device/fragments.cuh
 //   76c2f1b5  device/integers.cuh
-//   b650d0f7  device/load_v3.cuh
+//   40c1a5c4  device/load_v3.cuh
 //   6718b7d2  device/mask.cuh
-//   8e7d2df2  device/matmul_wgmma.cuh
+//   c6d430f8  device/matmul_wgmma.cuh
 //   06eb1102  device/matrix_descriptor.cuh
 //   772adaad  device/mbarrier.cuh
 //   2f2a9fb2  device/pad_rows.cuh
-//   d13b3e0b  device/rescore.cuh
+//   c92fb41f  device/rescore.cuh
 //   56ce5a2e  device/rows.cuh
 //   8060ae93  device/schedule.cuh
-//   334bde5d  device/shared_v3.cuh
+//   b1e75e8c  device/shared_v3.cuh
 //   9f60f6b5  device/softmax_in_place.cuh
 //   17509448  device/span.cuh
-//   206baab0  device/store_tma.cuh
+//   18b4c16b  device/store_tma.cuh
 //   567f0171  device/tensor_map.cuh
 //   3167b13b  device/timeline.cuh
 //   689d4211  device/turn.cuh
 //   c2706fe3  device/types.cuh
-//   a583898c  kernels/v3_fwd.cu
-//   f226075c  parts/constants_v3.cuh
+//   2ff528fa  kernels/v3_fwd.cu
+//   823d8122  parts/constants_v3.cuh
 //   2c9f1fd9  parts/main_arrays.cuh
 //   ac5a8a33  parts/main_options.cuh
-//   b4e71274  parts/main_v3.cu
+//   13a4aa5d  parts/main_v3.cu
 //   5af47db7  ptx/bar_arrive.cuh
 //   18bd1382  ptx/bar_sync.cuh
 //   f0e3942d  ptx/clock64.cuh
@@ -108,7 +108,7 @@
 // "fwd", "scale": 0.17407765595569785, "scales": "tensor", "seq": 1000, "seq_kv": 1000, "softcap":
 // 0.0, "varlen": false, "window": [-1, -1]}, "schema": "fasim.plan/1", "slots": 132, "smem_bytes":
 // 123904}
-// ---- the rest of the file has sha256 0aa07e6f0264ef9ba885f820e92581fbbfc70583a0e3b1f036858ce93c2853c7
+// ---- the rest of the file has sha256 8dacecb69ed967903db210333c63b25030bd5dc1f33b2531ab6af1c98c4502d4
 // FlashAttention-3, forward (Shah et al. 2024, algorithms 1 and 2).
 //
 // A block stays on its SM and works on one tile of queries after the other. One warpgroup, the producer,
@@ -183,9 +183,8 @@ static_assert(128 * (kConsumers * kRegisters + kLoaderRegisters) <= 65536, "one 
 static_assert(kD - kHeadDim < kGranule && kDV - kHeadDimV < kGranule, "zeros to the next step");
 
 // Named barriers: 0 is __syncthreads.
-constexpr int kTurnBarrier = 1;  // and those after it: a consumer's turn to start products
-constexpr int kStoreBarrier = 1 + kConsumers;  // a consumer alone
-
+constexpr int kConsumerBarrier = 1;  // and those after it: a consumer alone
+constexpr int kTurnBarrier = 1 + kConsumers;  // a consumer's turn to start products
 // ---- Instructions -------------------------------------------------------------------------------
 
 namespace ptx {
@@ -400,17 +399,6 @@ __device__ __forceinline__ void bar_sync(int barrier, int threads) {
 namespace ptx {
 #ifndef FASIM_EMULATE
 
-// Counts towards a named barrier without waiting at it. PTX ISA: bar.arrive.
-__device__ __forceinline__ void bar_arrive(int barrier, int threads) {
-  asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
-}
-
-#endif
-}  // namespace ptx
-
-namespace ptx {
-#ifndef FASIM_EMULATE
-
 // Orders this warp's own accesses to registers before the products that follow. PTX ISA: wgmma.fence.
 __device__ __forceinline__ void wgmma_fence() {
   asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
@@ -498,6 +486,17 @@ __device__ __forceinline__ float lg2(float x) {
   float y;
   asm("lg2.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
+}
+
+#endif
+}  // namespace ptx
+
+namespace ptx {
+#ifndef FASIM_EMULATE
+
+// Counts towards a named barrier without waiting at it. PTX ISA: bar.arrive.
+__device__ __forceinline__ void bar_arrive(int barrier, int threads) {
+  asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
 }
 
 #endif
@@ -869,12 +868,10 @@ struct Place {
 // One thread brings a tile, slab by slab; the barrier completes when all its bytes have come.
 template <int kRows, int kTileSlabs>
 __device__ __forceinline__ void load_slabs(SlabTile<kRows, kTileSlabs>& tile, const TensorMap* map,
-                                           u64* full, int row, int head, int batch,
-                                           int column = 0) {
+                                           u64* full, int row, int head, int batch) {
 #pragma unroll
   for (int i = 0; i < kTileSlabs; ++i) {
-    ptx::cp_async_bulk_tensor_4d(tile.slab[i], map, full, column + i * kSlabColumns, row, head,
-                                 batch);
+    ptx::cp_async_bulk_tensor_4d(tile.slab[i], map, full, i * kSlabColumns, row, head, batch);
   }
 }
 
@@ -1195,7 +1192,7 @@ __device__ __forceinline__ void store_output(Shared& shared, const Accumulator& 
 #pragma unroll
   for (int part = 0; part < kOutputParts; ++part) {
     if (leads) ptx::cp_async_bulk_wait_group_read<0>();  // what lay here before has been read
-    ptx::bar_sync(kStoreBarrier + consumer, 128);
+    ptx::bar_sync(kConsumerBarrier + consumer, 128);
 #pragma unroll
     for (int step = 0; step < kPartSlabs * 4; ++step) {
       const int column = part * kPartSlabs * 8 + 2 * step;  // in units of 8
@@ -1210,7 +1207,7 @@ __device__ __forceinline__ void store_output(Shared& shared, const Accumulator& 
       ptx::stmatrix_x4(chunk_address(tile, row, 2 * step + lane / 16), pairs);
     }
     ptx::fence_proxy_async();
-    ptx::bar_sync(kStoreBarrier + consumer, 128);
+    ptx::bar_sync(kConsumerBarrier + consumer, 128);
     const int query = work.first_query + consumer * 64;
     if (leads && query < seq_q) {
 #pragma unroll
@@ -1379,7 +1376,6 @@ v3_fwd_sm90a_bf16_d33_full_dc58c775(
   ptx::setmaxnreg_inc<kRegisters>();
   const bool leads = threadIdx.x % 128 == 0;
   if (warpgroup == kConsumers - 1) pass_turn(warpgroup);  // the first one's first turn
-
   Scores s;
   Weights p;
   Accumulator o;
@@ -1416,17 +1412,17 @@ v3_fwd_sm90a_bf16_d33_full_dc58c775(
     start_scores(s, descriptor_of(shared.q[(round - 1) % kQStages][warpgroup]),
                  descriptor_of(shared.k[at.slot]));
   };
+  // From products to what softmax sees, for the keys from the tile's `column`-th on.
+  const auto finish = [&](auto& s, int column) {
+    if (is_among(tile, whole)) return;
+    const Work& work = shared.works[(round - 1) % kWorks];
+    const Span span = span_of(work);
+    const int warp_query = work.first_query + threadIdx.x / 32 * kWarpRows;
+    const int key = tile * kBlockKV + column;
+    mask_scores(s, warp_query, key, span);
+  };
   const auto weigh_scores = [&](int n, bool fresh) {
     note(kScored, n);
-    // From products to what softmax sees, for the keys from the tile's `column`-th on.
-    const auto finish = [&](auto& s, int column) {
-      if (is_among(tile, whole)) return;
-      const Work& work = shared.works[(round - 1) % kWorks];
-      const Span span = span_of(work);
-      const int warp_query = work.first_query + threadIdx.x / 32 * kWarpRows;
-      const int key = tile * kBlockKV + column;
-      mask_scores(s, warp_query, key, span);
-    };
     finish(s, 0);
     weigh(s, o, row, scale_log2, fresh, [&](FewScores& few, int column) {
       const auto& q_rows = shared.q[(round - 1) % kQStages][warpgroup];
@@ -1444,6 +1440,7 @@ v3_fwd_sm90a_bf16_d33_full_dc58c775(
     wait(&shared.full_v[at.slot], at.parity);
     start_values(o, p, descriptor_of(shared.v[at.slot]));
   };
+
   int n = 0;
   bool more = begin();
   if (more) {
@@ -1575,13 +1572,8 @@ int main(int argc, char** argv) {
   Element* k_padded = device_array<Element>(keys * kWide);
   const TensorMap q_padded_map = encoded(q_padded, batch, heads, seq_q, kWide, 64);
   const TensorMap k_padded_map = encoded(k_padded, batch, kv_heads, seq_kv, kWide, kBlockKV);
-  constexpr int kWideV = 8 * kChunks<kHeadDimV>;
-  const Element* v = input(keys * kHeadDimV, 3);
-  const Strides v_strides = contiguous(kv_heads, seq_kv, kHeadDimV);
-  Element* v_padded = device_array<Element>(keys * kWideV);
-  Output* o_padded = device_array<Output>(rows * kWideV);
-  const TensorMap v_padded_map = encoded(v_padded, batch, kv_heads, seq_kv, kWideV, kBlockKV);
-  const TensorMap o_padded_map = encoded(o_padded, batch, heads, seq_q, kWideV, 64);
+  const TensorMap v_map =
+      encoded(input(keys * kHeadDimV, 3), batch, kv_heads, seq_kv, kHeadDimV, kBlockKV);
   const auto blocks_for = [](i64 chunks) { return int((chunks + kPadders - 1) / kPadders); };
   i64 to_pad = 0;
   to_pad += rows * kChunks<kHeadDim>;

@@ -69,6 +69,7 @@ class _Head:
         self.group = problem.group if variant == "v2_split" else 1  # query heads whose rows pack
         self.transposes = transposes(variant, problem.dtype)
         self.values = "vt" if self.transposes else "v"  # what the main kernel takes for V
+        self.frees_k = "pv" if self.transposes else "p"  # the last that may ask for K again
         self.rows = problem.seq * self.group
         self.queries = range(0, self.rows, tile.block_q)
 
@@ -273,7 +274,7 @@ _Gated = tuple[Event, str, int]  # what must have happened more often than so ma
 
 
 def _v3_loads(head: _Head, steps: _Steps) -> Iterator[_Gated]:
-    """The producer's, V one step behind K; each when its slot is free."""
+    """The producer's, each when its slot is free; V one step behind K, or in e4m3 right behind it."""
     role, stages, count = "producer", head.tile.stages, 0
     late: list[int] = []  # the key tile whose V is still to come
     for i, (query, keys) in enumerate(steps):
@@ -281,10 +282,12 @@ def _v3_loads(head: _Head, steps: _Steps) -> Iterator[_Gated]:
         yield from ((event, "tile", -1) for event in constants)
         yield head.load(role, "q", query), "tile", i - v3_layout(head.problem, head.tile)[0]
         for key in keys:
-            yield from _v3_load(head, "k", key, "p", count - stages)
+            yield from _v3_load(head, "k", key, head.frees_k, count - stages)
+            if head.transposes:
+                yield from _v3_load(head, head.values, key, "pv", count - stages)
             for k in late:
                 yield from _v3_load(head, head.values, k, "pv", count - 1 - stages)
-            late, count = [key], count + 1
+            late, count = [] if head.transposes else [key], count + 1
     for k in late:
         yield from _v3_load(head, head.values, k, "pv", count - 1 - stages)
 
@@ -333,13 +336,15 @@ def _v3_step(head: _Head, before: _Step | None, now: _Step | None) -> Iterator[_
         yield from _v3_values(head, behind)
         yield from _v3_output(head, behind, "lse")
     if now:
-        yield from _each(head, "softmax", "p", *now[:2], ("p", "tile")[: 1 + now.ends])
+        finished = ("p", "tile")[: 1 + (now.ends and not head.transposes)]
+        yield from _each(head, "softmax", "p", *now[:2], finished)
     if behind:
         yield from _v3_output(head, behind, "o")
 
 
 def _v3_values(head: _Head, step: _Step) -> Iterator[_Done]:
-    return _each(head, "product", "pv", *step[:2], ("pv",))
+    finished = ("pv", "tile")[: 1 + (step.ends and head.transposes)]
+    return _each(head, "product", "pv", *step[:2], finished)
 
 
 def _v3_output(head: _Head, step: _Step, *names: str) -> Iterator[_Done]:

@@ -252,15 +252,30 @@ function makeEvents(model) {
     if (turn === h.queries.length - 1) v3Step(h, make, null);
   }
 
-  // The producer brings K of one step and V of the step before; the consumers multiply and weigh them.
+  // The producer brings K of one step and V of the step before, or in e4m3 of the same; the consumers
+  // multiply and weigh them.
   function v3Step(h, make, now) {
     const { state } = make, { before, n } = state, { stages } = h.t;
     if (now) now.k = producerLoad(h, make, "k", -1, now.key, state.freeK[n - stages] || 0);
+    if (now) now.n = n;
+    if (now && !h.behind) return serialStep(h, make, now);
     if (before) before.v = producerLoad(h, make, h.values, -1, before.key, state.freeV[n - 1 - stages] || 0);
-    consumerSteps(h, make, before, now);
-    state.before = now && { query: now.query, key: now.key, last: now.last, weights: now.weights };
-    state.n = n + 1;
-    for (const free of [state.freeK, state.freeV]) delete free[n - 8];
+    if (now || before) consumerSteps(h, make, before, now);
+    state.before = now;
+    stepOn(state);
+  }
+
+  function serialStep(h, make, now) {
+    const { state } = make;
+    now.v = producerLoad(h, make, h.values, -1, now.key, state.freeV[now.n - h.t.stages] || 0);
+    consumerSteps(h, make, null, now);
+    consumerSteps(h, make, now, null);
+    stepOn(state);
+  }
+
+  function stepOn(state) {
+    for (const free of [state.freeK, state.freeV]) delete free[state.n - 8];
+    state.n += 1;
   }
 
   // Consumers take turns to start the products of a step; a slot is free when all are done with it.
@@ -268,11 +283,15 @@ function makeEvents(model) {
     const { state } = make, last = (events) => Math.max(...events.map((e) => e.end));
     if (now && now.first) for (const [name, bytes] of constants(h)) make.move("consumer 0", "consumers", "load", name, -1, -1, bytes);
     const done = consumersOf(h).map((role, i) => consumerStep(h, make, role, i, before, now));
-    if (before) before.v.until = state.freeV[state.n - 1] = last(done.map(({ pv }) => pv));
-    if (!now) return;
-    now.weights = done.map(({ p }) => p);
-    now.k.until = state.freeK[state.n] = last(now.weights);
-    if (now.last) now.q.until = now.k.until;
+    if (before) before.v.until = state.freeV[before.n] = last(done.map(({ pv }) => pv));
+    if (now) now.weights = done.map(({ p }) => p);
+    if (now && h.behind) freeKeys(state, now, last(now.weights));
+    if (!h.behind && before) freeKeys(state, before, before.v.until);
+  }
+
+  function freeKeys(state, step, end) {
+    step.k.until = state.freeK[step.n] = end;
+    if (step.last) step.q.until = end;
   }
 
   // The one place that says in which order a consumer works, as _v3_step in fasim/model/events.py does.

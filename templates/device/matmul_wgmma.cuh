@@ -63,22 +63,24 @@ __device__ __forceinline__ void finish_products(float (&result)[1][kTiles][4]) {
 //% set parameter = ", float factor" if kernel.scales == "block" else ""
 //% set argument = ", factor" if kernel.scales == "block" else ""
 
-// o += P V, for columns from kColumn on: P in registers, V with the keys contiguous. These products keep
-// few bits below the largest, so that a tile of keys has sums of its own, and fp32 those of all. They
-// take the registers that the scores have left.
+// t = P V, for columns from kColumn on: P in registers, V with the keys contiguous. These products keep few
+// bits below the largest, so that a tile of keys has sums of its own, and fp32 those of all. They take
+// the registers that the scores have left.
 template <int kColumn, int kColumns>
-__device__ __forceinline__ void add_columns(Accumulator& o, const Weights& p, u64 v$(parameter)) {
-  float t[1][kColumns / 8][4];
+__device__ __forceinline__ void multiply_columns(float (&t)[1][kColumns / 8][4], const Weights& p,
+                                                 u64 v) {
   ptx::wgmma_fence();
 #pragma unroll
   for (int step = 0; step < kBlockKV / kGranule; ++step) {
-    const u32 key = step % 4 * 32, slab = step / 4;
-    const u64 right = further(v, (slab * kRowsV + kColumn) * 128 + key);
+    const u64 right = further(v, kColumn * 128 + step * 32);
     if (step == 0) ptx::wgmma_m64k32_e4m3_fresh(flat(t), p[0][step], right);
     if (step > 0) ptx::wgmma_m64k32_e4m3(flat(t), p[0][step], right, true);
   }
   ptx::wgmma_commit_group();
-  finish_products<0>(t);
+}
+
+template <int kColumn, int kColumns>
+__device__ __forceinline__ void add_columns(Accumulator& o, const float (&t)[1][kColumns / 8][4]$(parameter)) {
 #pragma unroll
   for (int i = 0; i < kColumns / 2; ++i) {
     float& sum = o[0][kColumn / 8 + i / 4][i % 4];
@@ -91,11 +93,19 @@ __device__ __forceinline__ void add_columns(Accumulator& o, const Weights& p, u6
   }
 }
 
-template <int kColumn = 0>
-__device__ __forceinline__ void add_values(Accumulator& o, const Weights& p, u64 v$(parameter)) {
+// o += P V. `check` may change P and what is summed in o. It is asked before the products start; where one
+// round of them is all, once they are done, with their sums: then they started as soon as P was there.
+template <int kColumn = 0, typename Check>
+__device__ __forceinline__ void add_values(Accumulator& o, Weights& p, u64 v$(parameter), const Check& check) {
   constexpr int kLeft = kRowsV - kColumn, kRest = kLeft % kColumnsAtOnce;
   constexpr int kColumns = kRest > 0 ? kRest : kColumnsAtOnce;
-  add_columns<kColumn, kColumns>(o, p, v$(argument));
-  if constexpr (kLeft > kColumns) add_values<kColumn + kColumns>(o, p, v$(argument));
+  constexpr bool kFirst = kColumn == 0, kLast = kLeft == kColumns;
+  float t[1][kColumns / 8][4];
+  if constexpr (kFirst && !kLast) check();
+  multiply_columns<kColumn, kColumns>(t, p, v);
+  finish_products<0>(t);
+  if constexpr (kFirst && kLast) check(t);
+  add_columns<kColumn, kColumns>(o, t$(argument));
+  if constexpr (!kLast) add_values<kColumn + kColumns>(o, p, v$(argument), check);
 }
 //% endif

@@ -4,7 +4,8 @@
 // and 2^-15 of it is not lost. Unit normal scores hardly ever do: of 256 the largest is 2.8 or so, and one
 // above 2.8 + ln 14 comes once in 30 million. So scores become weights at once, rounded and packed; only
 // where a sum tells that one may be too large is it looked for, and if it is, scores are computed again
-// and what was summed so far is rescaled. The first tiles of a row are always looked at, and then those
+// and what was summed so far is rescaled. By then the products with V have begun: they do not wait for
+// an answer that is always no. The first tiles of a row are always looked at, and then those
 // that are twice as far on.
 //
 // A lone large weight need not be a number of e4m3: O is divided by the sum of the rounded weights, with
@@ -116,9 +117,8 @@ __device__ __forceinline__ bool has_largest(const Weights& p, int half) {
 // computes the scores of 32 keys; what becomes of a row depends on no other row.
 template <typename Rescored>
 __device__ __forceinline__ void lower(Weights& p, Accumulator& o, RowState& row, float (&sum)[2],
-                                      float scale_log2, const Rescored& rescored) {
-  const bool moves[2] = {has_largest(p, 0), has_largest(p, 1)};
-  if (!__any_sync(~0u, moves[0] || moves[1])) return;
+                                      const bool (&moves)[2], float scale_log2,
+                                      const Rescored& rescored) {
   float max[2] = {row.max[0], row.max[1]};
   FewScores few;
 #pragma unroll 1
@@ -158,14 +158,14 @@ __device__ __forceinline__ void lower(Weights& p, Accumulator& o, RowState& row,
 }
 
 // Turns scores into weights, exp(scale (s - max)) 2^5 for a recent maximum, or if the row looks that of
-// all its scores so far.
-template <typename Rescored>
-__device__ __forceinline__ void weigh(Weights& p, Scores& s, Accumulator& o, RowState& row,
-                                      float scale_log2, bool looks, const Rescored& rescored) {
-  float sum[2] = {0.f, 0.f}, shift[2];
+// all its scores so far; and gives a lane's sums of them, before they were rounded.
+__device__ __forceinline__ void weigh(Weights& p, float (&sum)[2], Scores& s, Accumulator& o,
+                                      RowState& row, float scale_log2, bool looks) {
+  float shift[2];
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     shift[half] = fmaf(row.max[half], scale_log2, -kWeightExponent);
+    sum[half] = 0.f;
   }
   if (looks || !all_settled(row, scale_log2)) settle(s, o, row, shift, scale_log2, looks);
 #pragma unroll
@@ -173,9 +173,4 @@ __device__ __forceinline__ void weigh(Weights& p, Scores& s, Accumulator& o, Row
     const auto& few = reinterpret_cast<const float (&)[4][4]>(s[0][4 * step]);
     weigh_step(p[0][step], sum, few, shift, scale_log2);
   }
-  if (__any_sync(~0u, fmaxf(sum[0], sum[1]) > kLargestWeight)) {  // no weight exceeds its sum
-    lower(p, o, row, sum, scale_log2, rescored);
-  }
-  row.sum[0] += sum[0];
-  row.sum[1] += sum[1];
 }

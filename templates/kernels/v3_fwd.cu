@@ -90,12 +90,12 @@ constexpr int kTurnBarrier = 1 + kConsumers;  // a consumer's turn to start prod
 
 //% include "device/chunk_address.cuh"
 
-//% if not kernel.bias_dtype
-//% include "device/rescore" ~ ("_e4m3" if kernel.scaled) ~ ".cuh"
-//% endif
-
 //% if kernel.scaled
 //% include "device/weights_e4m3.cuh"
+//% endif
+
+//% if not kernel.bias_dtype
+//% include "device/rescore" ~ ("_e4m3" if kernel.scaled) ~ ".cuh"
 //% endif
 
 //% include "device/matmul_wgmma.cuh"
@@ -157,8 +157,10 @@ $(parameters(kernel))) {
 //% else
     Loader loader = {shared, &$(map_of(kernel, "k")), &$(map_of(kernel, "v"))};
 //% endif
+//% if not kernel.scaled
     int before = 0, before_head = 0;  // the tile whose V is still to come
     Place before_keys = {0, 0};
+//% endif
     const Grid grid = {batch, heads, $(longest_q(kernel)), heads_together};
 //% if kernel.varlen
     int next = 0;
@@ -214,12 +216,19 @@ $(parameters(kernel))) {
       const Tiles tiles = key_tiles(work.first_query, span_of(work));
       for (int tile = tiles.end - 1; tile >= tiles.begin; --tile) {
         loader.load_k(tile, kv_head, keys);
+//% if kernel.scaled
+        loader.load_v(tile, kv_head, keys);
+      }
+    }
+    return;
+//% else
         if (loader.count_k > 1) loader.load_v(before, before_head, before_keys);
         before = tile, before_head = kv_head, before_keys = keys;
       }
     }
     if (loader.count_k > 0) loader.load_v(before, before_head, before_keys);
     return;
+//% endif
   }
 
   // ---- Consumer ----
@@ -328,31 +337,37 @@ $(parameters(kernel))) {
 //% endif
     return ptx::thread_index() % 32 == 0;
   };
-  // The scores of the n-th tile of keys become weights.
-  const auto weigh_tile = [&](int n) {
+  // The n-th tile of keys.
+  const auto add_tile = [&](int n) {
     start(n);
     [[maybe_unused]] const float score_factor = factor_of_scores();
     finish_products<0>(s);
     note(kScored, n);
     finish(s, 0);
-    const bool looks = is_looked_at(whole.end - tile);
-    weigh(p, s, o, row, $(softmax_factor(kernel)), looks, [&](FewScores& few, int step) {
-      const auto& q_rows = shared.q[(round - 1) % kQStages][warpgroup];
-      few_scores(few, q_rows, shared.k[n % kStages], 32 * step);
-      finish(few, 32 * step);
-    });
-    if (tells()) {
-      ptx::mbarrier_arrive(&shared.empty_k[n % kStages]);
-      if (tile == last_tile) ptx::mbarrier_arrive(&shared.empty_q[(round - 1) % kQStages]);
-    }
+    float sum[2];
+    weigh(p, sum, s, o, row, $(softmax_factor(kernel)), is_looked_at(whole.end - tile));
     note(kWeighed, n);
-  };
-  // The weights of the n-th tile times V, added to O.
-  const auto add_values_of = [&](int n) {
     const Turn at = turn<kStages>(n);
     wait(&shared.full_v[at.slot], at.parity);
-    add_values(o, p, descriptor_of(shared.v[at.slot])$(", shared.value_factors[at.slot]" if kernel.scales == "block"));
-    if (tells()) ptx::mbarrier_arrive(&shared.empty_v[at.slot]);
+    const auto& values = shared.v[at.slot];
+    add_values(o, p, descriptor_of(values)$(", shared.value_factors[at.slot]" if kernel.scales == "block"), [&](auto&... t) {
+      if (!__any_sync(~0u, fmaxf(sum[0], sum[1]) > kLargestWeight)) return;  // no weight exceeds its sum
+      const bool moves[2] = {has_largest(p, 0), has_largest(p, 1)};
+      if (!__any_sync(~0u, moves[0] || moves[1])) return;
+      lower(p, o, row, sum, moves, $(softmax_factor(kernel)), [&](FewScores& few, int step) {
+        const auto& q_rows = shared.q[(round - 1) % kQStages][warpgroup];
+        few_scores(few, q_rows, shared.k[at.slot], 32 * step);
+        finish(few, 32 * step);
+      });
+      (few_values(t, p, moves, values), ...);
+    });
+    row.sum[0] += sum[0];
+    row.sum[1] += sum[1];
+    if (tells()) {
+      ptx::mbarrier_arrive(&shared.empty_k[at.slot]);
+      ptx::mbarrier_arrive(&shared.empty_v[at.slot]);
+      if (tile == last_tile) ptx::mbarrier_arrive(&shared.empty_q[(round - 1) % kQStages]);
+    }
     note(kSummed, n);
   };
   reset(row);
@@ -365,8 +380,7 @@ $(parameters(kernel))) {
   };
   bool works = begin_together();
   for (int n = 0; works; ++n) {
-    weigh_tile(n);
-    add_values_of(n);
+    add_tile(n);
     const bool ends = __all_sync(~0u, tile == last_tile);
     --tile;
     if (!ends) continue;

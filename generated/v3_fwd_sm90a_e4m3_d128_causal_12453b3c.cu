@@ -1,10 +1,10 @@
-// v3_fwd_sm90a_e4m3_d128_causal_89cf7380
+// v3_fwd_sm90a_e4m3_d128_causal_12453b3c
 //
-// regenerate  fasim gen v3_fwd_sm90a_e4m3_d128_causal_89cf7380.cu
-// compile     nvcc -std=c++17 -arch=sm_90a -cubin v3_fwd_sm90a_e4m3_d128_causal_89cf7380.cu
-// run alone   nvcc -std=c++17 -gencode arch=compute_90a,code=sm_90a -DFASIM_MAIN v3_fwd_sm90a_e4m3_d128_causal_89cf7380.cu && ./a.out
-// launch      v3_fwd_sm90a_e4m3_d128_causal_89cf7380_transpose<<<528, 128, 0>>>, as planned
-// launch      v3_fwd_sm90a_e4m3_d128_causal_89cf7380<<<132, 384, 134144>>>, as planned
+// regenerate  fasim gen v3_fwd_sm90a_e4m3_d128_causal_12453b3c.cu
+// compile     nvcc -std=c++17 -arch=sm_90a -cubin v3_fwd_sm90a_e4m3_d128_causal_12453b3c.cu
+// run alone   nvcc -std=c++17 -gencode arch=compute_90a,code=sm_90a -DFASIM_MAIN v3_fwd_sm90a_e4m3_d128_causal_12453b3c.cu && ./a.out
+// launch      v3_fwd_sm90a_e4m3_d128_causal_12453b3c_transpose<<<512, 128, 0>>>, as planned
+// launch      v3_fwd_sm90a_e4m3_d128_causal_12453b3c<<<132, 512, 166912>>>, as planned
 //
 // arguments
 //   map    q_map       device memory
@@ -27,43 +27,43 @@
 //   f32    scale_log2  0.12751743082459868
 //
 // shared memory
-//   from      0   16384 bytes  Q, slot 0
-//   from  16384   16384 bytes  Q, slot 1
-//   from  32768   32768 bytes  O on its way out
-//   from  65536   16384 bytes  K, slot 0
-//   from  81920   16384 bytes  K, slot 1
-//   from  98304   17408 bytes  V, slot 0
-//   from 115712   17408 bytes  V, slot 1
-//   from 133120    1024 bytes  barriers, 1 / l, works
+//   from      0   24576 bytes  Q, slot 0
+//   from  24576   24576 bytes  Q, slot 1
+//   from  49152   49152 bytes  O on its way out
+//   from  98304   16384 bytes  K, slot 0
+//   from 114688   16384 bytes  K, slot 1
+//   from 131072   17408 bytes  V, slot 0
+//   from 148480   17408 bytes  V, slot 1
+//   from 165888    1024 bytes  barriers, 1 / l, works
 //
 // templates, with the first 8 digits of their sha256
 //   9f85390f  device/chunk_address.cuh
-//   fb8f8205  device/fragments.cuh
+//   b09b16a3  device/fragments.cuh
 //   76c2f1b5  device/integers.cuh
-//   b650d0f7  device/load_v3.cuh
+//   0c938b81  device/key_order.cuh
+//   40c1a5c4  device/load_v3.cuh
 //   6718b7d2  device/mask.cuh
-//   8e7d2df2  device/matmul_wgmma.cuh
+//   c6d430f8  device/matmul_wgmma.cuh
 //   06eb1102  device/matrix_descriptor.cuh
 //   772adaad  device/mbarrier.cuh
-//   d13b3e0b  device/rescore.cuh
+//   25b47512  device/rescore_e4m3.cuh
 //   56ce5a2e  device/rows.cuh
 //   8060ae93  device/schedule.cuh
-//   334bde5d  device/shared_v3.cuh
-//   f4132d7c  device/softmax_in_place_e4m3.cuh
+//   b1e75e8c  device/shared_v3.cuh
+//   be14232e  device/softmax_lazy_e4m3.cuh
 //   17509448  device/span.cuh
-//   206baab0  device/store_tma.cuh
+//   18b4c16b  device/store_tma.cuh
 //   567f0171  device/tensor_map.cuh
 //   3167b13b  device/timeline.cuh
-//   15d8ab76  device/transpose_e4m3.cuh
+//   a9cc210a  device/transpose_e4m3.cuh
 //   689d4211  device/turn.cuh
 //   c2706fe3  device/types.cuh
 //   8c999b4d  device/weights_e4m3.cuh
-//   a583898c  kernels/v3_fwd.cu
-//   f226075c  parts/constants_v3.cuh
+//   2ff528fa  kernels/v3_fwd.cu
+//   823d8122  parts/constants_v3.cuh
 //   2c9f1fd9  parts/main_arrays.cuh
 //   ac5a8a33  parts/main_options.cuh
-//   b4e71274  parts/main_v3.cu
-//   5af47db7  ptx/bar_arrive.cuh
+//   13a4aa5d  parts/main_v3.cu
 //   18bd1382  ptx/bar_sync.cuh
 //   f0e3942d  ptx/clock64.cuh
 //   bdcce3e8  ptx/cp_async_bulk_commit_group.cuh
@@ -97,14 +97,14 @@
 // {"gpu": {"arch": "sm_90a", "name": "h200-sxm5-141gb"}, "kernel": {"algo": "v3", "arch": "sm_90a",
 // "bias": "none", "deterministic": false, "dtype": "e4m3", "head_dim": 128, "head_dim_v": 128,
 // "mask": "causal", "out_dtype": "bf16", "pack_gqa": false, "pass": "fwd", "scales": "head",
-// "softcap": false, "splits": false, "tile": {"block_kv": 128, "block_q": 128, "p_in": "registers",
-// "registers": 240, "stages": 2, "step_kv": 0, "warps": 8}, "varlen": false}, "problem": {"batch":
+// "softcap": false, "splits": false, "tile": {"block_kv": 128, "block_q": 192, "p_in": "registers",
+// "registers": 160, "stages": 2, "step_kv": 0, "warps": 12}, "varlen": false}, "problem": {"batch":
 // 1, "bias": "none", "causal": true, "deterministic": false, "dtype": "e4m3", "head_dim": 128,
 // "head_dim_v": 128, "heads": 32, "incoherent": false, "kv_heads": 8, "out_dtype": "bf16", "pass":
 // "fwd", "scale": 0.08838834764831843, "scales": "head", "seq": 8192, "seq_kv": 8192, "softcap":
 // 0.0, "varlen": false, "window": [-1, -1]}, "schema": "fasim.plan/1", "slots": 132, "smem_bytes":
-// 134144}
-// ---- the rest of the file has sha256 8ddde63cbad6077362882ba6bead4044d49951ac2605ab35cb8a3b903f522825
+// 166912}
+// ---- the rest of the file has sha256 a20c2174f46b68c4f65f2d8aeaef9a056dd28a279da7cb14261d26e3ed92e29c
 // FlashAttention-3, forward (Shah et al. 2024, algorithms 1 and 2).
 //
 // A block stays on its SM and works on one tile of queries after the other. One warpgroup, the producer,
@@ -147,23 +147,23 @@ constexpr int kHeadDimV = 128;  // of V and O
 constexpr int kGranule = 32;  // columns, or keys, of a matrix step: 32 bytes
 constexpr int kD = 128;  // as multiplied: whole matrix steps
 constexpr int kDV = 128;
-constexpr int kBlockQ = 128;  // B_r: queries of one tile
+constexpr int kBlockQ = 192;  // B_r: queries of one tile
 constexpr int kBlockKV = 128;  // B_c: keys of one tile
 constexpr int kStepKV = kBlockKV;  // keys whose scores fit the registers at once
-constexpr int kConsumers = 2;  // warpgroups that compute, 64 queries each
+constexpr int kConsumers = 3;  // warpgroups that compute, 64 queries each
 constexpr int kThreads = 128 * (kConsumers + 1);  // and one that loads
 constexpr int kWarpRows = 16;  // a warp owns whole rows, so softmax stays inside it
 constexpr int kRowTiles = 1;
 constexpr int kStages = 2;  // tiles of K in shared memory, and of V
 constexpr int kQStages = 2;  // tiles of Q
 constexpr int kOutputParts = 1;  // O leaves a tile in so many parts, to save shared memory
-constexpr int kRegisters = 240;  // of a thread that computes
-constexpr int kLoaderRegisters = 24;  // of one that loads
-constexpr int kSmemBytes = 134144;
+constexpr int kRegisters = 160;  // of a thread that computes
+constexpr int kLoaderRegisters = 32;  // of one that loads
+constexpr int kSmemBytes = 166912;
 constexpr bool kCausal = true;
 constexpr float kInfinity = __builtin_huge_valf();
 constexpr float kLn2 = 0.693147180559945f;
-constexpr float kWeightExponent = 6.f;  // a row's reference has the weight 2^6
+constexpr float kWeightExponent = 5.f;  // a row's reference has the weight 2^5
 // A tile in shared memory is slabs of rows of 128 bytes, in which TMA and wgmma permute the 16-byte
 // chunks (the 128-byte swizzle). What lies beyond the tensor is zero.
 constexpr int kSlabBytes = 128;
@@ -175,9 +175,8 @@ constexpr int kPartSlabs = kSlabsO / kOutputParts;
 // V is transposed: its rows are columns of V and a row of ones, up to the next 8 that wgmma takes. So the
 // last column of O has the sums of the weights as they were rounded.
 constexpr int kRowsV = kDV + 8;
-constexpr int kFirstColumns = kDV > 64 ? 64 : 0;  // of P V, multiplied before the others: see Sums
-constexpr int kLastColumns = kRowsV - kFirstColumns;
-constexpr int kMostColumns = kLastColumns > kFirstColumns ? kLastColumns : kFirstColumns;
+constexpr int kBoxRowsV = 136;  // that TMA brings at once
+constexpr int kColumnsAtOnce = 72;  // of P V
 constexpr int kSlabsV = kBlockKV / kSlabColumns;
 static_assert(kConsumers * 64 == kBlockQ && 1 <= kConsumers && kConsumers <= 3, "64 rows each");
 static_assert(kBlockKV % kGranule == 0 && kBlockKV <= 256, "whole steps, one instruction wide");
@@ -187,9 +186,7 @@ static_assert(128 * (kConsumers * kRegisters + kLoaderRegisters) <= 65536, "one 
 static_assert(kD - kHeadDim < kGranule && kDV - kHeadDimV < kGranule, "zeros to the next step");
 
 // Named barriers: 0 is __syncthreads.
-constexpr int kTurnBarrier = 1;  // and those after it: a consumer's turn to start products
-constexpr int kStoreBarrier = 1 + kConsumers;  // a consumer alone
-
+constexpr int kConsumerBarrier = 1;  // and those after it: a consumer alone
 // ---- Instructions -------------------------------------------------------------------------------
 
 namespace ptx {
@@ -396,17 +393,6 @@ namespace ptx {
 // Waits at a named barrier until so many threads, whole warps, have come. PTX ISA: bar.sync.
 __device__ __forceinline__ void bar_sync(int barrier, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
-}
-
-#endif
-}  // namespace ptx
-
-namespace ptx {
-#ifndef FASIM_EMULATE
-
-// Counts towards a named barrier without waiting at it. PTX ISA: bar.arrive.
-__device__ __forceinline__ void bar_arrive(int barrier, int threads) {
-  asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
 }
 
 #endif
@@ -673,64 +659,6 @@ __device__ __forceinline__ void wgmma_m64k32_e4m3_fresh(
 namespace ptx {
 #ifndef FASIM_EMULATE
 
-// d = a b, or d += a b, for 64 x 64 elements, 32 deep, by a warpgroup, in the background.
-// Lane 4 g + t of warp w holds rows 16 w + g and 16 w + g + 8 of a, as for mma; b describes a matrix in
-// shared memory.
-// Lane 4 g + t of warp w: d[4 i + 2 j + k] = row 16 w + g + 8 j, column 8 i + 2 t + k.
-// Fresh: d = a b, and the compiler need not keep what was in d.
-// PTX ISA: wgmma.mma_async.
-// clang-format off
-__device__ __forceinline__ void wgmma_m64k32_e4m3(
-    float (&d)[32], const u32 (&a)[4], u64 b, bool add) {
-  asm volatile(
-      "{\n"
-      ".reg .pred p;\n"
-      "setp.ne.b32 p, %37, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n64k32.f32.e4m3.e4m3 {"
-      "%0, %1, %2, %3, %4, %5, %6, %7, "
-      "%8, %9, %10, %11, %12, %13, %14, %15, "
-      "%16, %17, %18, %19, %20, %21, %22, %23, "
-      "%24, %25, %26, %27, %28, %29, %30, %31}, "
-      "{%32, %33, %34, %35}, "
-      "%36, p, 1, 1;\n"
-      "}\n"
-      :
-        "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
-        "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
-        "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]),
-        "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(int(add))
-      : "memory");
-}
-__device__ __forceinline__ void wgmma_m64k32_e4m3_fresh(
-    float (&d)[32], const u32 (&a)[4], u64 b) {
-  asm volatile(
-      "{\n"
-      ".reg .pred p;\n"
-      "setp.ne.b32 p, 0, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n64k32.f32.e4m3.e4m3 {"
-      "%0, %1, %2, %3, %4, %5, %6, %7, "
-      "%8, %9, %10, %11, %12, %13, %14, %15, "
-      "%16, %17, %18, %19, %20, %21, %22, %23, "
-      "%24, %25, %26, %27, %28, %29, %30, %31}, "
-      "{%32, %33, %34, %35}, "
-      "%36, p, 1, 1;\n"
-      "}\n"
-      :
-        "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3]), "=f"(d[4]), "=f"(d[5]), "=f"(d[6]), "=f"(d[7]),
-        "=f"(d[8]), "=f"(d[9]), "=f"(d[10]), "=f"(d[11]), "=f"(d[12]), "=f"(d[13]), "=f"(d[14]), "=f"(d[15]),
-        "=f"(d[16]), "=f"(d[17]), "=f"(d[18]), "=f"(d[19]), "=f"(d[20]), "=f"(d[21]), "=f"(d[22]), "=f"(d[23]),
-        "=f"(d[24]), "=f"(d[25]), "=f"(d[26]), "=f"(d[27]), "=f"(d[28]), "=f"(d[29]), "=f"(d[30]), "=f"(d[31])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b)
-      : "memory");
-}
-// clang-format on
-
-#endif
-}  // namespace ptx
-namespace ptx {
-#ifndef FASIM_EMULATE
-
 // d = a b, or d += a b, for 64 x 72 elements, 32 deep, by a warpgroup, in the background.
 // Lane 4 g + t of warp w holds rows 16 w + g and 16 w + g + 8 of a, as for mma; b describes a matrix in
 // shared memory.
@@ -783,6 +711,64 @@ __device__ __forceinline__ void wgmma_m64k32_e4m3_fresh(
         "=f"(d[16]), "=f"(d[17]), "=f"(d[18]), "=f"(d[19]), "=f"(d[20]), "=f"(d[21]), "=f"(d[22]), "=f"(d[23]),
         "=f"(d[24]), "=f"(d[25]), "=f"(d[26]), "=f"(d[27]), "=f"(d[28]), "=f"(d[29]), "=f"(d[30]), "=f"(d[31]),
         "=f"(d[32]), "=f"(d[33]), "=f"(d[34]), "=f"(d[35])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b)
+      : "memory");
+}
+// clang-format on
+
+#endif
+}  // namespace ptx
+namespace ptx {
+#ifndef FASIM_EMULATE
+
+// d = a b, or d += a b, for 64 x 64 elements, 32 deep, by a warpgroup, in the background.
+// Lane 4 g + t of warp w holds rows 16 w + g and 16 w + g + 8 of a, as for mma; b describes a matrix in
+// shared memory.
+// Lane 4 g + t of warp w: d[4 i + 2 j + k] = row 16 w + g + 8 j, column 8 i + 2 t + k.
+// Fresh: d = a b, and the compiler need not keep what was in d.
+// PTX ISA: wgmma.mma_async.
+// clang-format off
+__device__ __forceinline__ void wgmma_m64k32_e4m3(
+    float (&d)[32], const u32 (&a)[4], u64 b, bool add) {
+  asm volatile(
+      "{\n"
+      ".reg .pred p;\n"
+      "setp.ne.b32 p, %37, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n64k32.f32.e4m3.e4m3 {"
+      "%0, %1, %2, %3, %4, %5, %6, %7, "
+      "%8, %9, %10, %11, %12, %13, %14, %15, "
+      "%16, %17, %18, %19, %20, %21, %22, %23, "
+      "%24, %25, %26, %27, %28, %29, %30, %31}, "
+      "{%32, %33, %34, %35}, "
+      "%36, p, 1, 1;\n"
+      "}\n"
+      :
+        "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
+        "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
+        "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]),
+        "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(int(add))
+      : "memory");
+}
+__device__ __forceinline__ void wgmma_m64k32_e4m3_fresh(
+    float (&d)[32], const u32 (&a)[4], u64 b) {
+  asm volatile(
+      "{\n"
+      ".reg .pred p;\n"
+      "setp.ne.b32 p, 0, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n64k32.f32.e4m3.e4m3 {"
+      "%0, %1, %2, %3, %4, %5, %6, %7, "
+      "%8, %9, %10, %11, %12, %13, %14, %15, "
+      "%16, %17, %18, %19, %20, %21, %22, %23, "
+      "%24, %25, %26, %27, %28, %29, %30, %31}, "
+      "{%32, %33, %34, %35}, "
+      "%36, p, 1, 1;\n"
+      "}\n"
+      :
+        "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3]), "=f"(d[4]), "=f"(d[5]), "=f"(d[6]), "=f"(d[7]),
+        "=f"(d[8]), "=f"(d[9]), "=f"(d[10]), "=f"(d[11]), "=f"(d[12]), "=f"(d[13]), "=f"(d[14]), "=f"(d[15]),
+        "=f"(d[16]), "=f"(d[17]), "=f"(d[18]), "=f"(d[19]), "=f"(d[20]), "=f"(d[21]), "=f"(d[22]), "=f"(d[23]),
+        "=f"(d[24]), "=f"(d[25]), "=f"(d[26]), "=f"(d[27]), "=f"(d[28]), "=f"(d[29]), "=f"(d[30]), "=f"(d[31])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b)
       : "memory");
 }
@@ -883,7 +869,7 @@ struct Shared {
 
 static_assert(sizeof(Shared) == kSmemBytes, "shared memory as planned");
 
-// A warp arrives where it may read a tile again itself, a warpgroup where only its products do.
+// Every warp arrives by itself.
 __device__ __forceinline__ void init_barriers(Shared& shared) {
   for (int i = 0; i < kQStages; ++i) {
     ptx::mbarrier_init(&shared.full_q[i], 1);
@@ -893,7 +879,7 @@ __device__ __forceinline__ void init_barriers(Shared& shared) {
     ptx::mbarrier_init(&shared.full_k[i], 1);
     ptx::mbarrier_init(&shared.full_v[i], 1);
     ptx::mbarrier_init(&shared.empty_k[i], 4 * kConsumers);
-    ptx::mbarrier_init(&shared.empty_v[i], kConsumers);
+    ptx::mbarrier_init(&shared.empty_v[i], 4 * kConsumers);
   }
   ptx::fence_mbarrier_init();
 }
@@ -901,9 +887,6 @@ __device__ __forceinline__ void init_barriers(Shared& shared) {
 // A thread's part of the scores and of the output: [16 rows][8 columns][row g: 2, row g + 8: 2].
 using Scores = float[kRowTiles][kStepKV / 8][4];
 using Accumulator = float[kRowTiles][kRowsV / 8][4];
-// The sums of one tile of keys: those of the first columns are added to O before those of the last ones
-// begin, in the same registers.
-using TileSums = float[kRowTiles][kMostColumns / 8][4];
 template <int kTiles>
 __device__ __forceinline__ void zero(float (&fragment)[kRowTiles][kTiles][4]) {
 #pragma unroll
@@ -1004,12 +987,19 @@ struct Place {
 // One thread brings a tile, slab by slab; the barrier completes when all its bytes have come.
 template <int kRows, int kTileSlabs>
 __device__ __forceinline__ void load_slabs(SlabTile<kRows, kTileSlabs>& tile, const TensorMap* map,
-                                           u64* full, int row, int head, int batch,
-                                           int column = 0) {
+                                           u64* full, int row, int head, int batch) {
 #pragma unroll
   for (int i = 0; i < kTileSlabs; ++i) {
-    ptx::cp_async_bulk_tensor_4d(tile.slab[i], map, full, column + i * kSlabColumns, row, head,
-                                 batch);
+    ptx::cp_async_bulk_tensor_4d(tile.slab[i], map, full, i * kSlabColumns, row, head, batch);
+  }
+}
+
+// The same of V transposed, a slab of it, whose rows may be more than a box can have.
+__device__ __forceinline__ void load_values(SlabTile<kRowsV, 1>& tile, const TensorMap* map,
+                                            u64* full, int slab, int head) {
+#pragma unroll
+  for (int row = 0; row < kRowsV; row += kBoxRowsV) {
+    ptx::cp_async_bulk_tensor_4d(tile.slab[0][row], map, full, 0, row, slab, head);
   }
 }
 
@@ -1017,6 +1007,7 @@ struct Loader {  // its thread's view of the rings of K and V
   Shared& shared;
   const TensorMap* k_map;
   const TensorMap* v_map;
+  int kv_heads;
   int count_k = 0, count_v = 0;
   __device__ __forceinline__ void load_k(int tile, int head, const Place& keys) {
     const Turn at = turn<kStages>(count_k++);
@@ -1031,8 +1022,8 @@ struct Loader {  // its thread's view of the rings of K and V
     const Turn at = turn<kStages>(count_v++);
     wait(&shared.empty_v[at.slot], at.parity ^ 1);
     ptx::mbarrier_arrive_expect_tx(&shared.full_v[at.slot], sizeof(shared.v[0]));
-    load_slabs(shared.v[at.slot], v_map, &shared.full_v[at.slot], 0, head, keys.batch,
-               tile * kBlockKV);
+    load_values(shared.v[at.slot], v_map, &shared.full_v[at.slot], tile,
+                keys.batch * kv_heads + head);
     note(kLoadV, count_v - 1);
   }
 };
@@ -1081,25 +1072,6 @@ __device__ __forceinline__ u32 chunk_address(const SlabTile<kRows, kTileSlabs>& 
   return slab + row * 128 + (chunk % 8 ^ row % 8) * 16;
 }
 
-// ---- Scores, again ------------------------------------------------------------------------------
-// 16 rows of one warp against 8 keys, by the instructions that a warp can issue alone: for the rare tile
-// whose scores were overwritten with weights that turned out too large.
-using FewScores = float[1][1][4];
-
-__device__ __forceinline__ void few_scores(FewScores& s, const SlabTile<64, kSlabs>& q,
-                                           const SlabTile<kBlockKV, kSlabs>& k, int column) {
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
-#pragma unroll
-  for (int i = 0; i < 4; ++i) s[0][0][i] = 0.f;
-#pragma unroll 1
-  for (int step = 0; step < kD / 32; ++step) {
-    u32 a[4], b[2];
-    ptx::ldmatrix_x4(a, chunk_address(q, 16 * warp + lane % 16, 2 * step + lane / 16));
-    ptx::ldmatrix_x2(b, chunk_address(k, column + lane % 8, 2 * step + lane / 8 % 2));
-    ptx::mma_m16n8k32_e4m3(s[0][0], a, b[0], b[1]);
-  }
-}
-
 // The weights, rounded, as the left operand of P V: four keys a register. Of 16 keys a lane holds
 // 2t, 2t + 1, 2t + 8 and 2t + 9, and takes them for 4t to 4t + 3: the order of a sum is free, and V
 // is read in the same one.
@@ -1115,6 +1087,53 @@ __device__ __forceinline__ void round_weights(Weights& p, const Scores& s) {
     const u32 low = ptx::cvt_e4m3x2(first[row], first[row + 1]);
     const u32 high = ptx::cvt_e4m3x2(later[row], later[row + 1]);
     p[tile][step][part] = low | high << 16;
+  }
+}
+
+// ---- Again --------------------------------------------------------------------------------------
+// Products of 16 rows by the instructions that a warp can issue alone, for the rare tile whose scores were
+// given up for weights that turned out too large: its scores for 32 keys,
+using FewScores = float[1][4][4];
+
+__device__ __forceinline__ void few_scores(FewScores& s, const SlabTile<64, kSlabs>& q,
+                                           const SlabTile<kBlockKV, kSlabs>& k, int first) {
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
+  zero(s);
+#pragma unroll 1
+  for (int step = 0; step < kD / 32; ++step) {
+    u32 a[4], b[2];
+    ptx::ldmatrix_x4(a, chunk_address(q, 16 * warp + lane % 16, 2 * step + lane / 16));
+#pragma unroll
+    for (int n = 0; n < 4; ++n) {
+      ptx::ldmatrix_x2(b, chunk_address(k, first + 8 * n + lane % 8, 2 * step + lane / 8 % 2));
+      ptx::mma_m16n8k32_e4m3(s[0][n], a, b[0], b[1]);
+    }
+  }
+}
+
+// and P V, for the columns from the tile's first row on, of the rows that have new weights.
+template <int kTiles>
+__device__ __forceinline__ void few_values(float (&t)[1][kTiles][4], const Weights& p,
+                                           const bool (&renewed)[2],
+                                           const SlabTile<kRowsV, 1>& v) {
+  const int lane = threadIdx.x % 32;
+#pragma unroll 1
+  for (int n = 0; n < kTiles; ++n) {
+    float sums[4] = {0.f, 0.f, 0.f, 0.f};
+#pragma unroll
+    for (int step = 0; step < kBlockKV / 32; ++step) {
+      u32 b[2];
+      ptx::ldmatrix_x2(b, chunk_address(v, 8 * n + lane % 8, 2 * step + lane / 8 % 2));
+      ptx::mma_m16n8k32_e4m3(sums, p[0][step], b[0], b[1]);
+    }
+    // t moves on by one place a step, so that the loop need not be unrolled.
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const float next = renewed[i / 2] ? sums[i] : t[0][0][i];
+#pragma unroll
+      for (int k = 0; k + 1 < kTiles; ++k) t[0][k][i] = t[0][k + 1][i];
+      t[0][kTiles - 1][i] = next;
+    }
   }
 }
 
@@ -1153,70 +1172,75 @@ __device__ __forceinline__ void start_scores(Scores& s, u64 q, u64 k) {
   ptx::wgmma_commit_group();
 }
 
-// Starts t = P V, for columns from kColumn on: P in registers, V with the keys contiguous. These products
-// keep few bits below the largest, so that a tile of keys has sums of its own (and fp32 those of all).
-template <int kColumn, int kColumns>
-__device__ __forceinline__ void start_columns(TileSums& t, const Weights& p, u64 v) {
-  auto& sums = reinterpret_cast<float (&)[kColumns / 2]>(t);
-  ptx::wgmma_fence();
-#pragma unroll
-  for (int step = 0; step < kBlockKV / kGranule; ++step) {
-    const u32 key = step % 4 * 32, slab = step / 4;
-    const u64 right = further(v, (slab * kRowsV + kColumn) * 128 + key);
-    if (step == 0) ptx::wgmma_m64k32_e4m3_fresh(sums, p[0][step], right);
-    if (step > 0) ptx::wgmma_m64k32_e4m3(sums, p[0][step], right, true);
-  }
-  ptx::wgmma_commit_group();
-}
-
-template <int kColumn, int kColumns>
-__device__ __forceinline__ void add_columns(Accumulator& o, const TileSums& t) {
-#pragma unroll
-  for (int i = 0; i < kColumns / 2; ++i) o[0][kColumn / 8 + i / 4][i % 4] += t[0][i / 4][i % 4];
-}
-__device__ __forceinline__ void start_first_values(TileSums& t, const Weights& p, u64 v) {
-  if constexpr (kFirstColumns > 0) start_columns<0, kFirstColumns>(t, p, v);
-}
-
-__device__ __forceinline__ void start_last_values(TileSums& t, const Weights& p, u64 v) {
-  start_columns<kFirstColumns, kLastColumns>(t, p, v);
-}
 // Waits for all products but the last kLeft started; their results may be read then.
 template <int kLeft, int kTiles>
 __device__ __forceinline__ void finish_products(float (&result)[1][kTiles][4]) {
   ptx::wgmma_wait_group<kLeft>();
   ptx::wgmma_fence_registers(flat(result));
 }
-// The same of the first values, where kLeft products were started after them.
-template <int kLeft>
-__device__ __forceinline__ void finish_first_values(Accumulator& o, TileSums& t) {
-  if constexpr (kFirstColumns == 0) return;
-  finish_products<kLeft>(t);
-  add_columns<0, kFirstColumns>(o, t);
+// t = P V, for columns from kColumn on: P in registers, V with the keys contiguous. These products keep few
+// bits below the largest, so that a tile of keys has sums of its own, and fp32 those of all. They take
+// the registers that the scores have left.
+template <int kColumn, int kColumns>
+__device__ __forceinline__ void multiply_columns(float (&t)[1][kColumns / 8][4], const Weights& p,
+                                                 u64 v) {
+  ptx::wgmma_fence();
+#pragma unroll
+  for (int step = 0; step < kBlockKV / kGranule; ++step) {
+    const u64 right = further(v, kColumn * 128 + step * 32);
+    if (step == 0) ptx::wgmma_m64k32_e4m3_fresh(flat(t), p[0][step], right);
+    if (step > 0) ptx::wgmma_m64k32_e4m3(flat(t), p[0][step], right, true);
+  }
+  ptx::wgmma_commit_group();
 }
 
-__device__ __forceinline__ void finish_last_values(Accumulator& o, TileSums& t) {
+template <int kColumn, int kColumns>
+__device__ __forceinline__ void add_columns(Accumulator& o, const float (&t)[1][kColumns / 8][4]) {
+#pragma unroll
+  for (int i = 0; i < kColumns / 2; ++i) {
+    float& sum = o[0][kColumn / 8 + i / 4][i % 4];
+    sum += t[0][i / 4][i % 4];
+  }
+}
+
+// o += P V. `check` may change P and what is summed in o. It is asked before the products start; where one
+// round of them is all, once they are done, with their sums: then they started as soon as P was there.
+template <int kColumn = 0, typename Check>
+__device__ __forceinline__ void add_values(Accumulator& o, Weights& p, u64 v, const Check& check) {
+  constexpr int kLeft = kRowsV - kColumn, kRest = kLeft % kColumnsAtOnce;
+  constexpr int kColumns = kRest > 0 ? kRest : kColumnsAtOnce;
+  constexpr bool kFirst = kColumn == 0, kLast = kLeft == kColumns;
+  float t[1][kColumns / 8][4];
+  if constexpr (kFirst && !kLast) check();
+  multiply_columns<kColumn, kColumns>(t, p, v);
   finish_products<0>(t);
-  add_columns<kFirstColumns, kLastColumns>(o, t);
+  if constexpr (kFirst && kLast) check(t);
+  add_columns<kColumn, kColumns>(o, t);
+  if constexpr (!kLast) add_values<kColumn + kColumns>(o, p, v, check);
 }
 
-// ---- Online softmax, lazily and in place --------------------------------------------------------
+// ---- Online softmax, lazily ---------------------------------------------------------------------
 // FlashAttention-3, algorithm 1, with weights relative to an earlier maximum, which changes nothing while
-// none leaves the range of e4m3. Its weight is 2^6: what a row has seen by then may outgrow it 7 times,
-// and 2^-16 of it is not lost. Unit normal scores seldom do: of 256 the largest is 2.8 or so, and one
-// above 2.8 + ln 7 comes once in a million. So scores become weights at once, in their own registers; only
+// none leaves the range of e4m3. Its weight is 2^5: what a row has seen by then may outgrow it 14 times,
+// and 2^-15 of it is not lost. Unit normal scores hardly ever do: of 256 the largest is 2.8 or so, and one
+// above 2.8 + ln 14 comes once in 30 million. So scores become weights at once, rounded and packed; only
 // where a sum tells that one may be too large is it looked for, and if it is, scores are computed again
-// and what was summed so far is rescaled. What the first tiles show of a row is always looked at.
+// and what was summed so far is rescaled. By then the products with V have begun: they do not wait for
+// an answer that is always no. The first tiles of a row are always looked at, and then those
+// that are twice as far on.
 //
 // A lone large weight need not be a number of e4m3: O is divided by the sum of the rounded weights, with
 // which its rounding goes; the log-sum-exp takes the weights as they are.
 constexpr float kLargestWeight = 448.f;
-constexpr int kLookedAt = 2;  // whole tiles
+
+// Whether a tile is looked at, the so-manieth of those whose keys a row all sees (the others come before).
+__device__ __forceinline__ bool is_looked_at(int tile) {
+  return tile <= 0 || (tile & (tile - 1)) == 0;
+}
 
 struct RowState {  // of the two rows of a thread
   float max[2];  // the largest score when it was last looked for
   float sum[2];
-  bool settled;  // all rows of the warp are
 };
 
 // A fused multiply-add takes the exact product from a rounded reference: beyond this exponent the
@@ -1224,7 +1248,7 @@ struct RowState {  // of the two rows of a thread
 constexpr float kHugeExponent = 262144.f;
 
 __device__ __forceinline__ void reset(RowState& row) {
-  row = {{-kInfinity, -kInfinity}, {0.f, 0.f}, false};
+  row = {{-kInfinity, -kInfinity}, {0.f, 0.f}};
 }
 
 // Whether a row has a reference that a fused multiply-add may take away.
@@ -1238,11 +1262,10 @@ __device__ __forceinline__ bool all_settled(const RowState& row, float scale_log
   return __all_sync(~0u, both);
 }
 
-// Makes these the references of the rows, for what was summed so far too: O, and T once it is there. If
-// the rows are fresh those belong to others: they stay. A row that sees no key keeps no reference.
-__device__ __forceinline__ void move_to(RowState& row, Accumulator& o, TileSums& t,
-                                        const float (&max)[2], float scale_log2, bool fresh) {
-  finish_products<0>(t);
+// Makes these the references of the rows, for what was summed so far too. A row that sees no key keeps
+// no reference.
+__device__ __forceinline__ void move_to(RowState& row, Accumulator& o, const float (&max)[2],
+                                        float scale_log2) {
   float factor[2];
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
@@ -1251,20 +1274,15 @@ __device__ __forceinline__ void move_to(RowState& row, Accumulator& o, TileSums&
     row.sum[half] *= factor[half];
     row.max[half] = max[half];
   }
-  row.settled = all_settled(row, scale_log2);
-  if (fresh) return;
 #pragma unroll
   for (int i = 0; i < kRowsV / 2; ++i) o[0][i / 4][i % 4] *= factor[i / 2 % 2];
-#pragma unroll
-  for (int i = 0; i < kLastColumns / 2; ++i) t[0][i / 4][i % 4] *= factor[i / 2 % 2];
 }
 
 // Gives rows the maximum for their reference: those that have none, and all that are looked at. Where a
 // multiply-add may not take it away it is taken from the scores: `shift`, what the exponent is still to
 // be lowered by, says so.
-__device__ __forceinline__ void settle(Scores& s, Accumulator& o, TileSums& t, RowState& row,
-                                       float (&shift)[2], float scale_log2, bool fresh,
-                                       bool looks) {
+__device__ __forceinline__ void settle(Scores& s, Accumulator& o, RowState& row,
+                                       float (&shift)[2], float scale_log2, bool looks) {
   float max[2];
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
@@ -1280,94 +1298,93 @@ __device__ __forceinline__ void settle(Scores& s, Accumulator& o, TileSums& t, R
 #pragma unroll
     for (int n = 0; n < kBlockKV / 4; ++n) s[0][n / 2][2 * half + n % 2] -= reference;
   }
-  if (__any_sync(~0u, max[0] != row.max[0] || max[1] != row.max[1] || !row.settled)) {
-    move_to(row, o, t, max, scale_log2, fresh);
+  if (__any_sync(~0u, max[0] != row.max[0] || max[1] != row.max[1])) {
+    move_to(row, o, max, scale_log2);
   }
 }
 
-// Scores become weights, exp2(s scale - shift).
-__device__ __forceinline__ void exponentials(Scores& s, const float (&shift)[2], float scale_log2) {
+// Scores of 32 keys become weights, exp2(s scale - shift), which join a lane's sums and are rounded.
+__device__ __forceinline__ void weigh_step(u32 (&p)[4], float (&sum)[2], const float (&s)[4][4],
+                                           const float (&shift)[2], float scale_log2) {
 #pragma unroll
-  for (int i = 0; i < kBlockKV / 2; ++i) {
-    float& x = s[0][i / 4][i % 4];
-    x = ptx::ex2(fmaf(x, scale_log2, -shift[i / 2 % 2]));
-  }
-}
-
-// A lane's sums of its weights, and the larger of the halves in which they are made: no weight exceeds it.
-__device__ __forceinline__ float add_up(float (&sum)[2], const Scores& s) {
-  float part[4] = {0.f, 0.f, 0.f, 0.f};
+  for (int i = 0; i < 4; ++i) {
+    const int n = i / 2 * 2, half = i % 2;
+    float w[4] = {s[n][2 * half], s[n][2 * half + 1], s[n + 1][2 * half], s[n + 1][2 * half + 1]};
 #pragma unroll
-  for (int i = 0; i < kBlockKV / 4; ++i) {
-    part[i % 4] += s[0][i / 2][i % 2 * 2] + s[0][i / 2][i % 2 * 2 + 1];
+    for (int j = 0; j < 4; ++j) w[j] = ptx::ex2(fmaf(w[j], scale_log2, -shift[half]));
+    sum[half] += (w[0] + w[1]) + (w[2] + w[3]);
+    p[i] = ptx::cvt_e4m3x2(w[0], w[1]) | u32(ptx::cvt_e4m3x2(w[2], w[3])) << 16;
   }
-  sum[0] = part[0] + part[2];
-  sum[1] = part[1] + part[3];
-  return fmaxf(fmaxf(part[0], part[2]), fmaxf(part[1], part[3]));
 }
 
-// The weights of rows that have too large ones again, from a maximum that is theirs. `rescored(few,
-// column)` computes the scores of 8 keys; what becomes of a row depends on no other row.
+// Whether a row has the largest weight there is, which stands for all that are larger.
+__device__ __forceinline__ bool has_largest(const Weights& p, int half) {
+  u32 found = 0;
+#pragma unroll
+  for (int i = 0; i < kBlockKV / 16; ++i) found |= p[0][i / 2][i % 2 * 2 + half] + 0x02020202;
+  return quad_max(found & 0x80808080 ? 1.f : 0.f) > 0.f;
+}
+
+// The weights of rows that have too large ones again, from a maximum that is theirs. `rescored(few, step)`
+// computes the scores of 32 keys; what becomes of a row depends on no other row.
 template <typename Rescored>
-__device__ __forceinline__ void lower(Scores& s, Accumulator& o, TileSums& t, RowState& row,
-                                      float (&sum)[2], float scale_log2, bool fresh,
+__device__ __forceinline__ void lower(Weights& p, Accumulator& o, RowState& row, float (&sum)[2],
+                                      const bool (&moves)[2], float scale_log2,
                                       const Rescored& rescored) {
-  float largest[2] = {0.f, 0.f};
-#pragma unroll
-  for (int i = 0; i < kBlockKV / 2; ++i) {
-    largest[i / 2 % 2] = fmaxf(largest[i / 2 % 2], s[0][i / 4][i % 4]);
-  }
-  const bool moves[2] = {quad_max(largest[0]) > kLargestWeight,
-                         quad_max(largest[1]) > kLargestWeight};
-  if (!__any_sync(~0u, moves[0] || moves[1])) return;
   float max[2] = {row.max[0], row.max[1]};
   FewScores few;
 #pragma unroll 1
-  for (int n = 0; n < kBlockKV / 8; ++n) {
-    rescored(few, 8 * n);
+  for (int step = 0; step < kBlockKV / 32; ++step) {
+    rescored(few, step);
 #pragma unroll
-    for (int i = 0; i < 4; ++i) max[i / 2] = fmaxf(max[i / 2], few[0][0][i]);
+    for (int i = 0; i < 16; ++i) max[i / 2 % 2] = fmaxf(max[i / 2 % 2], few[0][i / 4][i % 4]);
   }
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const float highest = quad_max(max[half]);
     max[half] = moves[half] ? highest : row.max[half];
+    sum[half] = moves[half] ? 0.f : sum[half];
   }
-  // s moves on by one place a step, so that the loop need not be unrolled.
+  // p moves on by one place a step, so that the loop need not be unrolled.
 #pragma unroll 1
-  for (int n = 0; n < kBlockKV / 8; ++n) {
-    rescored(few, 8 * n);
+  for (int step = 0; step < kBlockKV / 32; ++step) {
+    rescored(few, step);
+    u32 fresh[4];
+    float fresh_sum[2] = {0.f, 0.f};
+    const float shift[2] = {-kWeightExponent, -kWeightExponent};
+#pragma unroll
+    for (int i = 0; i < 16; ++i) few[0][i / 4][i % 4] -= max[i / 2 % 2];
+    weigh_step(fresh, fresh_sum, few[0], shift, scale_log2);
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      const float weight = ptx::ex2(fmaf(few[0][0][i] - max[i / 2], scale_log2, kWeightExponent));
-      const float next = moves[i / 2] ? weight : s[0][0][i];
+      fresh[i] = moves[i % 2] ? fresh[i] : p[0][0][i];
+      if (moves[i % 2] && i < 2) sum[i] += fresh_sum[i];
+    }
 #pragma unroll
-      for (int k = 0; k + 1 < kBlockKV / 8; ++k) s[0][k][i] = s[0][k + 1][i];
-      s[0][kBlockKV / 8 - 1][i] = next;
+    for (int i = 0; i < kBlockKV / 8; ++i) {
+      p[0][i / 4][i % 4] = i + 4 < kBlockKV / 8 ? p[0][(i + 4) / 4][i % 4] : fresh[i % 4];
     }
   }
   __syncwarp();  // all lanes have read their rows and keys again: a vote would not order that
-  add_up(sum, s);
-  move_to(row, o, t, max, scale_log2, fresh);
+  move_to(row, o, max, scale_log2);
 }
 
-// Turns scores into weights, exp(scale (s - max)) 2^6 for a recent maximum.
-template <typename Rescored>
-__device__ __forceinline__ void weigh(Scores& s, Accumulator& o, TileSums& t, RowState& row,
-                                      float scale_log2, bool fresh, bool looks,
-                                      const Rescored& rescored) {
-  float sum[2], shift[2];
+// Turns scores into weights, exp(scale (s - max)) 2^5 for a recent maximum, or if the row looks that of
+// all its scores so far; and gives a lane's sums of them, before they were rounded.
+__device__ __forceinline__ void weigh(Weights& p, float (&sum)[2], Scores& s, Accumulator& o,
+                                      RowState& row, float scale_log2, bool looks) {
+  float shift[2];
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     shift[half] = fmaf(row.max[half], scale_log2, -kWeightExponent);
+    sum[half] = 0.f;
   }
-  if (looks || !row.settled) settle(s, o, t, row, shift, scale_log2, fresh, looks);
-  exponentials(s, shift, scale_log2);
-  if (__any_sync(~0u, add_up(sum, s) > kLargestWeight)) {
-    lower(s, o, t, row, sum, scale_log2, fresh, rescored);
+  if (looks || !all_settled(row, scale_log2)) settle(s, o, row, shift, scale_log2, looks);
+#pragma unroll
+  for (int step = 0; step < kBlockKV / 32; ++step) {
+    const auto& few = reinterpret_cast<const float (&)[4][4]>(s[0][4 * step]);
+    weigh_step(p[0][step], sum, few, shift, scale_log2);
   }
-  row.sum[0] += sum[0];
-  row.sum[1] += sum[1];
 }
 
 // ---- Output -------------------------------------------------------------------------------------
@@ -1399,7 +1416,7 @@ __device__ __forceinline__ void store_output(Shared& shared, const Accumulator& 
 #pragma unroll
   for (int part = 0; part < kOutputParts; ++part) {
     if (leads) ptx::cp_async_bulk_wait_group_read<0>();  // what lay here before has been read
-    ptx::bar_sync(kStoreBarrier + consumer, 128);
+    ptx::bar_sync(kConsumerBarrier + consumer, 128);
 #pragma unroll
     for (int step = 0; step < kPartSlabs * 4; ++step) {
       const int column = part * kPartSlabs * 8 + 2 * step;  // in units of 8
@@ -1414,7 +1431,7 @@ __device__ __forceinline__ void store_output(Shared& shared, const Accumulator& 
       ptx::stmatrix_x4(chunk_address(tile, row, 2 * step + lane / 16), pairs);
     }
     ptx::fence_proxy_async();
-    ptx::bar_sync(kStoreBarrier + consumer, 128);
+    ptx::bar_sync(kConsumerBarrier + consumer, 128);
     const int query = work.first_query + consumer * 64;
     if (leads && query < seq_q) {
 #pragma unroll
@@ -1428,13 +1445,18 @@ __device__ __forceinline__ void store_output(Shared& shared, const Accumulator& 
   }
 }
 
+// Where a key's values stand in V transposed. Of every 16 keys a thread's weights are those of columns
+// 2t, 2t + 1, 2t + 8 and 2t + 9, and it hands them over as 4t to 4t + 3: so the keys lie in that order.
+__device__ constexpr int key_at(int place) {
+  return place / 16 * 16 + place % 16 / 4 * 2 + place % 2 + place / 2 % 2 * 8;
+}
+
 // ---- V, transposed ------------------------------------------------------------------------------
-// wgmma takes bytes only with the depth contiguous: for P V that is the keys. So V is laid out anew, a row
-// for each column of it, zeros up to kDV of them, then one of ones. Of every 16 keys a thread's weights
-// are those of columns 2t, 2t + 1, 2t + 8 and 2t + 9, and it hands them over as 4t to 4t + 3: the place n
-// in this order belongs to key 2 (n / 4) + n % 2 + 8 (n / 2 % 2). Keys beyond the last are zeros.
+// wgmma takes bytes only with the depth contiguous: for P V that is the keys. So V is laid out anew, in
+// slabs of 128 keys: a row for each column of V, zeros up to kDV of them, then one of ones, with the keys
+// in the order of key_at. Keys beyond the last are zeros. A thread block makes a slab.
 constexpr int kTransposers = 128;  // threads of a block
-constexpr int kKeysAtOnce = 32;  // keys, and 4 columns, of a thread
+constexpr int kKeyWords = kSlabBytes / 4;  // of four keys, in a row of a slab
 
 // Bytes i of four words, in the order of the words, as word i.
 __device__ __forceinline__ void transpose_bytes(u32 (&x)[4]) {
@@ -1446,9 +1468,15 @@ __device__ __forceinline__ void transpose_bytes(u32 (&x)[4]) {
   x[3] = __byte_perm(high01, high23, 0x7632);
 }
 
+// Where a word of four keys lies in shared memory: neighbours that write the same keys of other columns,
+// or read other keys of the same column, meet in no bank.
+__device__ __forceinline__ int word_at(int column, int word) {
+  return column * kKeyWords + (word ^ column / 4 % kKeyWords);
+}
+
 // clang-format off
 extern "C" __global__ void __launch_bounds__(kTransposers)
-v3_fwd_sm90a_e4m3_d128_causal_89cf7380_transpose(
+v3_fwd_sm90a_e4m3_d128_causal_12453b3c_transpose(
     const __grid_constant__ TensorMap q_map, const __grid_constant__ TensorMap k_map,
     const __grid_constant__ TensorMap vt_map, const __grid_constant__ TensorMap o_map,
     const Element* __restrict__ v, Element* __restrict__ vt, float* __restrict__ lse,
@@ -1457,52 +1485,39 @@ v3_fwd_sm90a_e4m3_d128_causal_89cf7380_transpose(
     const int seq_q, const int seq_kv, const int heads_together, const Strides v_strides,
     const float scale_log2) {
   // clang-format on
-  constexpr int kColumnGroups = kDV / 4 + 1;
-  const i64 slabs = (i64(max(seq_kv, 1)) + kSlabColumns - 1) / kSlabColumns;
-  const i64 keys = slabs * kSlabColumns;  // of a row
-  const i64 all = i64(batch) * kv_heads * (keys / kKeysAtOnce) * kColumnGroups;
-  const i64 index = blockIdx.x * i64(kTransposers) + threadIdx.x;
-  if (index >= all) return;
-  const int column = index % kColumnGroups * 4;
-  const i64 first_key = index / kColumnGroups % (keys / kKeysAtOnce) * kKeysAtOnce;
-  const i64 head = index / kColumnGroups / (keys / kKeysAtOnce);
-  v += head / kv_heads * v_strides.batch + head % kv_heads * v_strides.head + column;
-  u32 rows[4][kKeysAtOnce / 4];
+  __shared__ u32 slab[kDV * kKeyWords];
+  constexpr int kColumnWords = kDV / 4;
+  const int slabs = (max(seq_kv, 1) + kSlabColumns - 1) / kSlabColumns;
+  const int head = blockIdx.x / slabs, first_key = blockIdx.x % slabs * kSlabColumns;
+  v += head / kv_heads * v_strides.batch + head % kv_heads * v_strides.head;
 #pragma unroll
-  for (int i = 0; i < kKeysAtOnce / 4; ++i) {
+  for (int i = 0; i < kColumnWords * kKeyWords / kTransposers; ++i) {
+    const int n = i * kTransposers + threadIdx.x;
+    const int column = n % kColumnWords * 4, word = n / kColumnWords;
     u32 words[4];
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
-      const i64 key = first_key + i / 4 * 16 + i % 4 * 2 + j % 2 + j / 2 * 8;
+      const i64 key = first_key + key_at(4 * word + j);
       const bool inside = key < seq_kv && column < kHeadDimV;
-      words[j] = inside ? *reinterpret_cast<const u32*>(v + key * v_strides.seq) : 0;
+      words[j] = inside ? *reinterpret_cast<const u32*>(v + key * v_strides.seq + column) : 0;
     }
     transpose_bytes(words);
-    if (column == kDV) words[0] = 0x38383838;  // ones
 #pragma unroll
-    for (int j = 0; j < 4; ++j) rows[j][i] = words[j];
+    for (int j = 0; j < 4; ++j) slab[word_at(column + j, word)] = words[j];
   }
-#pragma unroll
-  for (int j = 0; j < 4; ++j) {
-    if (column + j > kDV) break;
-    Element* row = vt + (head * (kDV + 1) + column + j) * keys + first_key;
-#pragma unroll
-    for (int i = 0; i < kKeysAtOnce / 16; ++i) {
-      const u32* words = rows[j] + 4 * i;
-      reinterpret_cast<uint4*>(row)[i] = make_uint4(words[0], words[1], words[2], words[3]);
-    }
+  __syncthreads();
+  u32* rows = reinterpret_cast<u32*>(vt) + i64(blockIdx.x) * (kDV + 1) * kKeyWords;
+#pragma unroll 4
+  for (int n = threadIdx.x; n < kDV * kKeyWords; n += kTransposers) {
+    rows[n] = slab[word_at(n / kKeyWords, n % kKeyWords)];
   }
-}
-
-// A consumer has started its products: the next one may.
-__device__ __forceinline__ void pass_turn(int consumer) {
-  ptx::bar_arrive(kTurnBarrier + (consumer + 1) % kConsumers, 256);
+  if (threadIdx.x < kKeyWords) rows[kDV * kKeyWords + threadIdx.x] = 0x38383838;  // ones
 }
 
 // ---- Kernel -------------------------------------------------------------------------------------
 // clang-format off
 extern "C" __global__ void __launch_bounds__(kThreads, 1)
-v3_fwd_sm90a_e4m3_d128_causal_89cf7380(
+v3_fwd_sm90a_e4m3_d128_causal_12453b3c(
     const __grid_constant__ TensorMap q_map, const __grid_constant__ TensorMap k_map,
     const __grid_constant__ TensorMap vt_map, const __grid_constant__ TensorMap o_map,
     const Element* __restrict__ v, Element* __restrict__ vt, float* __restrict__ lse,
@@ -1526,9 +1541,7 @@ v3_fwd_sm90a_e4m3_d128_causal_89cf7380(
   if (warpgroup == kConsumers) {  // ---- Producer ----
     ptx::setmaxnreg_dec<kLoaderRegisters>();
     if (threadIdx.x % 128 != 0) return;
-    Loader loader = {shared, &k_map, &vt_map};
-    int before = 0, before_head = 0;  // the tile whose V is still to come
-    Place before_keys = {0, 0};
+    Loader loader = {shared, &k_map, &vt_map, kv_heads};
     const Grid grid = {batch, heads, seq_q, heads_together};
     for (int round = 0;; ++round) {
       const Turn at = turn<kQStages>(round);
@@ -1562,23 +1575,17 @@ v3_fwd_sm90a_e4m3_d128_causal_89cf7380(
       const Tiles tiles = key_tiles(work.first_query, span_of(work));
       for (int tile = tiles.end - 1; tile >= tiles.begin; --tile) {
         loader.load_k(tile, kv_head, keys);
-        if (loader.count_k > 1) loader.load_v(before, before_head, before_keys);
-        before = tile, before_head = kv_head, before_keys = keys;
+        loader.load_v(tile, kv_head, keys);
       }
     }
-    if (loader.count_k > 0) loader.load_v(before, before_head, before_keys);
     return;
   }
 
   // ---- Consumer ----
   ptx::setmaxnreg_inc<kRegisters>();
-  const bool leads = threadIdx.x % 128 == 0;
-  if (warpgroup == kConsumers - 1) pass_turn(warpgroup);  // the first one's first turn
-
   Scores s;
   Weights p;
   Accumulator o;
-  TileSums t;
   RowState row;
   int round = 0, tile = 0, last_tile = 0;
   Tiles whole = {0, 0};
@@ -1608,97 +1615,81 @@ v3_fwd_sm90a_e4m3_d128_causal_89cf7380(
     const Turn at = turn<kStages>(n);
     note(kAsked, n);
     wait(&shared.full_k[at.slot], at.parity);
-    ptx::bar_sync(kTurnBarrier + warpgroup, 256);
     note(kBegan, n);
     start_scores(s, descriptor_of(shared.q[(round - 1) % kQStages][warpgroup]),
                  descriptor_of(shared.k[at.slot]));
   };
-  const auto weigh_scores = [&](int n, bool fresh) {
-    note(kScored, n);
-    [[maybe_unused]] const float score_factor = shared.works[(round - 1) % kWorks].score_factor;
-    // From products to what softmax sees, for the keys from the tile's `column`-th on.
-    const auto finish = [&](auto& s, int column) {
-      if (is_among(tile, whole)) return;
-      const Work& work = shared.works[(round - 1) % kWorks];
-      const Span span = span_of(work);
-      const int warp_query = work.first_query + threadIdx.x / 32 * kWarpRows;
-      const int key = tile * kBlockKV + column;
-      mask_scores(s, warp_query, key, span);
-    };
-    finish(s, 0);
-    const bool looks = tile + kLookedAt >= whole.end;
-    weigh(s, o, t, row, score_factor, fresh, looks, [&](FewScores& few, int column) {
-      const auto& q_rows = shared.q[(round - 1) % kQStages][warpgroup];
-      few_scores(few, q_rows, shared.k[n % kStages], column);
-      finish(few, column);
-    });
-    if (threadIdx.x % 32 == 0) {
-      ptx::mbarrier_arrive(&shared.empty_k[n % kStages]);
-      if (tile == last_tile) ptx::mbarrier_arrive(&shared.empty_q[(round - 1) % kQStages]);
-    }
-    note(kWeighed, n);
+  const auto factor_of_scores = [&] { return shared.works[(round - 1) % kWorks].score_factor; };
+  // From products to what softmax sees, for the keys from the tile's `column`-th on.
+  const auto finish = [&](auto& s, int column) {
+    if (is_among(tile, whole)) return;
+    [[maybe_unused]] const float score_factor = factor_of_scores();
+    const Work& work = shared.works[(round - 1) % kWorks];
+    const Span span = span_of(work);
+    const int warp_query = work.first_query + ptx::thread_index() / 32 * kWarpRows;
+    const int key = tile * kBlockKV + column;
+    mask_scores(s, warp_query, key, span);
   };
-  const auto start_first_values_of = [&](int n) {
+  // The first lane tells that the warp needs tiles no more. Its number is asked again and again, lest it
+  // be kept: these consumers have no register to spare.
+  const auto tells = [] {
+    return ptx::thread_index() % 32 == 0;
+  };
+  // The n-th tile of keys.
+  const auto add_tile = [&](int n) {
+    start(n);
+    [[maybe_unused]] const float score_factor = factor_of_scores();
+    finish_products<0>(s);
+    note(kScored, n);
+    finish(s, 0);
+    float sum[2];
+    weigh(p, sum, s, o, row, score_factor, is_looked_at(whole.end - tile));
+    note(kWeighed, n);
     const Turn at = turn<kStages>(n);
     wait(&shared.full_v[at.slot], at.parity);
-    start_first_values(t, p, descriptor_of(shared.v[at.slot]));
-  };
-  const auto start_values_of = [&](int n) {
-    start_last_values(t, p, descriptor_of(shared.v[n % kStages]));
-  };
-  int n = 0;
-  bool more = begin();
-  if (more) {
-    start(0);
-    pass_turn(warpgroup);
-    finish_products<0>(s);
-    reset(row);
-    zero(o);
-    zero(t);
-    weigh_scores(0, true);
-    round_weights(p, s);
-  }
-  while (more) {  // p holds the weights of tile n; whose scores are next?
-    const bool ends = tile == last_tile;
-    if (!ends) --tile;
-    if (ends) {
-      more = begin();
-      if (__all_sync(~0u, !more)) break;  // a vote: the compiler sees that the warp stays together
+    const auto& values = shared.v[at.slot];
+    add_values(o, p, descriptor_of(values), [&](auto&... t) {
+      if (!__any_sync(~0u, fmaxf(sum[0], sum[1]) > kLargestWeight)) return;  // no weight exceeds its sum
+      const bool moves[2] = {has_largest(p, 0), has_largest(p, 1)};
+      if (!__any_sync(~0u, moves[0] || moves[1])) return;
+      lower(p, o, row, sum, moves, score_factor, [&](FewScores& few, int step) {
+        const auto& q_rows = shared.q[(round - 1) % kQStages][warpgroup];
+        few_scores(few, q_rows, shared.k[at.slot], 32 * step);
+        finish(few, 32 * step);
+      });
+      (few_values(t, p, moves, values), ...);
+    });
+    row.sum[0] += sum[0];
+    row.sum[1] += sum[1];
+    if (tells()) {
+      ptx::mbarrier_arrive(&shared.empty_k[at.slot]);
+      ptx::mbarrier_arrive(&shared.empty_v[at.slot]);
+      if (tile == last_tile) ptx::mbarrier_arrive(&shared.empty_q[(round - 1) % kQStages]);
     }
-    start_first_values_of(n);
-    start(n + 1);
-    finish_first_values<1>(o, t);
-    start_values_of(n);
-    pass_turn(warpgroup);
-    if (ends) {
-      end();
-      reset(row);
-    }
-    finish_products<1>(s);
-    weigh_scores(n + 1, ends);
-    finish_last_values(o, t);
-    if (leads) ptx::mbarrier_arrive(&shared.empty_v[n % kStages]);
     note(kSummed, n);
-    round_weights(p, s);
-    if (ends) {
-      store();
-      zero(o);
-      note(kStored, n);
-    }
-    ++n;
-  }
-  if (round > 1) {
-    start_first_values_of(n);
-    finish_first_values<0>(o, t);
-    start_values_of(n);
+  };
+  reset(row);
+  zero(o);
+  // These show the compiler that a warp stays together.
+  const auto begin_together = [&] {
+    const bool works = __all_sync(~0u, begin());
+    tile = uniform(tile);
+    return works;
+  };
+  bool works = begin_together();
+  for (int n = 0; works; ++n) {
+    add_tile(n);
+    const bool ends = __all_sync(~0u, tile == last_tile);
+    --tile;
+    if (!ends) continue;
+    works = begin_together();
     end();
-    finish_last_values(o, t);
-    note(kSummed, n);
     store();
     note(kStored, n);
+    reset(row);
+    zero(o);
   }
-  if (leads) ptx::cp_async_bulk_wait_group_read<0>();
-  if (warpgroup == 0) ptx::bar_sync(kTurnBarrier, 256);  // the turn that no one took
+  if (ptx::thread_index() % 128 == 0) ptx::cp_async_bulk_wait_group_read<0>();
 }
 
 #ifdef FASIM_MAIN
@@ -1795,12 +1786,9 @@ int main(int argc, char** argv) {
       encoded(input(keys * kHeadDim, 2), batch, kv_heads, seq_kv, kHeadDim, kBlockKV);
   const Element* v = input(keys * kHeadDimV, 3);
   const Strides v_strides = contiguous(kv_heads, seq_kv, kHeadDimV);
-  const i64 row_keys = (seq_kv + kSlabColumns - 1) / kSlabColumns * kSlabColumns;
-  const i64 all_rows = i64(batch) * kv_heads * (kDV + 1);
-  Element* vt = device_array<Element>(all_rows * row_keys);
-  const TensorMap vt_map = encoded(vt, batch, kv_heads, kDV + 1, row_keys, kRowsV);
-  const int transposers = batch * kv_heads * (row_keys / kKeysAtOnce) * (kDV / 4 + 1);
-  const int transpose_grid = (transposers + kTransposers - 1) / kTransposers;
+  const int slabs = (seq_kv + kSlabColumns - 1) / kSlabColumns, all_slabs = batch * kv_heads * slabs;
+  Element* vt = device_array<Element>(i64(all_slabs) * (kDV + 1) * kSlabColumns);
+  const TensorMap vt_map = encoded(vt, batch * kv_heads, slabs, kDV + 1, kSlabColumns, kBoxRowsV);
   const TensorMap o_map = encoded(o, batch, heads, seq_q, kHeadDimV, 64);
   int blocks = 132;
   cudaDeviceGetAttribute(&blocks, cudaDevAttrMultiProcessorCount, 0);
@@ -1808,7 +1796,7 @@ int main(int argc, char** argv) {
   const int grid = blocks < tiles ? blocks : tiles;
   const int rounds = 2 * blocks / greatest_common_divisor(2 * blocks, q_blocks);
   const int heads_together = rounds < batch * heads ? rounds : batch * heads;
-  const auto kernel = v3_fwd_sm90a_e4m3_d128_causal_89cf7380;
+  const auto kernel = v3_fwd_sm90a_e4m3_d128_causal_12453b3c;
   cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSmemBytes);
   cudaEvent_t start, stop;
   cudaEventCreate(&start);
@@ -1816,7 +1804,7 @@ int main(int argc, char** argv) {
   float ms = 0;
   for (int run = 0; run < 2; ++run) {  // the second one counts
     cudaEventRecord(start);
-    v3_fwd_sm90a_e4m3_d128_causal_89cf7380_transpose<<<transpose_grid, kTransposers>>>(
+    v3_fwd_sm90a_e4m3_d128_causal_12453b3c_transpose<<<all_slabs, kTransposers>>>(
         q_map, k_map, vt_map, o_map, v, vt, lse, q_scale, k_scale, v_scale, batch, heads, kv_heads,
         seq_q, seq_kv, heads_together, v_strides, scale_log2);
     kernel<<<grid, kThreads, kSmemBytes>>>(q_map, k_map, vt_map, o_map, v, vt, lse, q_scale,
