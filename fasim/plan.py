@@ -887,7 +887,7 @@ def value_box_rows(head_dim_v: int) -> int:
 
 
 def columns_at_once(head_dim_v: int, warps: int) -> int:
-    """Columns of P V that V3 multiplies at once in e4m3: their sums take the registers of scores."""
+    """Columns of P V that V3 multiplies at once in e4m3: their sums have the registers of S."""
     rows = transposed_rows(head_dim_v)
     parts = math.ceil(rows / MOST_COLUMNS[warps])
     return 8 * math.ceil(rows / (8 * parts))

@@ -46,11 +46,11 @@
 //   c6d430f8  device/matmul_wgmma.cuh
 //   06eb1102  device/matrix_descriptor.cuh
 //   772adaad  device/mbarrier.cuh
-//   25b47512  device/rescore_e4m3.cuh
+//   fdd67b50  device/rescore_e4m3.cuh
 //   56ce5a2e  device/rows.cuh
 //   8060ae93  device/schedule.cuh
 //   b1e75e8c  device/shared_v3.cuh
-//   be14232e  device/softmax_lazy_e4m3.cuh
+//   889ddf39  device/softmax_lazy_e4m3.cuh
 //   17509448  device/span.cuh
 //   18b4c16b  device/store_tma.cuh
 //   567f0171  device/tensor_map.cuh
@@ -59,11 +59,11 @@
 //   689d4211  device/turn.cuh
 //   c2706fe3  device/types.cuh
 //   8c999b4d  device/weights_e4m3.cuh
-//   2ff528fa  kernels/v3_fwd.cu
+//   f85ffdff  kernels/v3_fwd.cu
 //   823d8122  parts/constants_v3.cuh
 //   2c9f1fd9  parts/main_arrays.cuh
 //   ac5a8a33  parts/main_options.cuh
-//   13a4aa5d  parts/main_v3.cu
+//   ab0d967e  parts/main_v3.cu
 //   18bd1382  ptx/bar_sync.cuh
 //   f0e3942d  ptx/clock64.cuh
 //   bdcce3e8  ptx/cp_async_bulk_commit_group.cuh
@@ -104,7 +104,7 @@
 // "fwd", "scale": 0.08838834764831843, "scales": "head", "seq": 8192, "seq_kv": 8192, "softcap":
 // 0.0, "varlen": false, "window": [-1, -1]}, "schema": "fasim.plan/1", "slots": 132, "smem_bytes":
 // 166912}
-// ---- the rest of the file has sha256 a20c2174f46b68c4f65f2d8aeaef9a056dd28a279da7cb14261d26e3ed92e29c
+// ---- the rest of the file has sha256 2193b7d0d1d6b5f68d447461d568c854a324d6a73e59116cdc021a96f1b1144e
 // FlashAttention-3, forward (Shah et al. 2024, algorithms 1 and 2).
 //
 // A block stays on its SM and works on one tile of queries after the other. One warpgroup, the producer,
@@ -1114,8 +1114,7 @@ __device__ __forceinline__ void few_scores(FewScores& s, const SlabTile<64, kSla
 // and P V, for the columns from the tile's first row on, of the rows that have new weights.
 template <int kTiles>
 __device__ __forceinline__ void few_values(float (&t)[1][kTiles][4], const Weights& p,
-                                           const bool (&renewed)[2],
-                                           const SlabTile<kRowsV, 1>& v) {
+                                           const bool (&renewed)[2], const SlabTile<kRowsV, 1>& v) {
   const int lane = threadIdx.x % 32;
 #pragma unroll 1
   for (int n = 0; n < kTiles; ++n) {
@@ -1281,8 +1280,8 @@ __device__ __forceinline__ void move_to(RowState& row, Accumulator& o, const flo
 // Gives rows the maximum for their reference: those that have none, and all that are looked at. Where a
 // multiply-add may not take it away it is taken from the scores: `shift`, what the exponent is still to
 // be lowered by, says so.
-__device__ __forceinline__ void settle(Scores& s, Accumulator& o, RowState& row,
-                                       float (&shift)[2], float scale_log2, bool looks) {
+__device__ __forceinline__ void settle(Scores& s, Accumulator& o, RowState& row, float (&shift)[2],
+                                       float scale_log2, bool looks) {
   float max[2];
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
@@ -1630,9 +1629,9 @@ v3_fwd_sm90a_e4m3_d128_causal_12453b3c(
     const int key = tile * kBlockKV + column;
     mask_scores(s, warp_query, key, span);
   };
-  // The first lane tells that the warp needs tiles no more. Its number is asked again and again, lest it
-  // be kept: these consumers have no register to spare.
+  // The first lane tells that the warp needs tiles no more.
   const auto tells = [] {
+    // Its number is asked again and again, lest it be kept: these consumers have no register to spare.
     return ptx::thread_index() % 32 == 0;
   };
   // The n-th tile of keys.
@@ -1649,7 +1648,8 @@ v3_fwd_sm90a_e4m3_d128_causal_12453b3c(
     wait(&shared.full_v[at.slot], at.parity);
     const auto& values = shared.v[at.slot];
     add_values(o, p, descriptor_of(values), [&](auto&... t) {
-      if (!__any_sync(~0u, fmaxf(sum[0], sum[1]) > kLargestWeight)) return;  // no weight exceeds its sum
+      // No weight exceeds its sum.
+      if (!__any_sync(~0u, fmaxf(sum[0], sum[1]) > kLargestWeight)) return;
       const bool moves[2] = {has_largest(p, 0), has_largest(p, 1)};
       if (!__any_sync(~0u, moves[0] || moves[1])) return;
       lower(p, o, row, sum, moves, score_factor, [&](FewScores& few, int step) {
@@ -1786,7 +1786,8 @@ int main(int argc, char** argv) {
       encoded(input(keys * kHeadDim, 2), batch, kv_heads, seq_kv, kHeadDim, kBlockKV);
   const Element* v = input(keys * kHeadDimV, 3);
   const Strides v_strides = contiguous(kv_heads, seq_kv, kHeadDimV);
-  const int slabs = (seq_kv + kSlabColumns - 1) / kSlabColumns, all_slabs = batch * kv_heads * slabs;
+  const int slabs = (seq_kv + kSlabColumns - 1) / kSlabColumns;
+  const int all_slabs = batch * kv_heads * slabs;
   Element* vt = device_array<Element>(i64(all_slabs) * (kDV + 1) * kSlabColumns);
   const TensorMap vt_map = encoded(vt, batch * kv_heads, slabs, kDV + 1, kSlabColumns, kBoxRowsV);
   const TensorMap o_map = encoded(o, batch, heads, seq_q, kHeadDimV, 64);

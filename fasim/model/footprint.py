@@ -386,8 +386,8 @@ def gradient_columns(problem: Problem, tiles: Tiles) -> Ints:
 
 
 def _v3_fwd_registers(problem: Problem, tiles: Tiles) -> Any:
-    """A warpgroup of 128 threads owns 64 rows: S N/2, O D_v/2, P N e/8; in e4m3 the sums of a tile take
-    the registers of S, and O has the sums of rounded weights."""
+    """A warpgroup of 128 threads owns 64 rows: S N/2, O D_v/2, P N e/8; in e4m3 the sums of a
+    tile take the registers of S, and O has the sums of rounded weights."""
     p = tiles.block_kv * problem.element_bytes // 8
     o = padded(problem.head_dim_v, problem.dtype) // 2
     options = sum(v3_option_registers(problem, tiles).values())

@@ -329,9 +329,9 @@ $(parameters(kernel))) {
     mask_scores(s, warp_query, key, span);
   };
 //% if kernel.scaled
-  // The first lane tells that the warp needs tiles no more. Its number is asked again and again, lest it
-  // be kept: these consumers have no register to spare.
+  // The first lane tells that the warp needs tiles no more.
   const auto tells = [] {
+    // Its number is asked again and again, lest it be kept: these consumers have no register to spare.
 //% if kernel.scales == "block"
     __syncwarp();  // all lanes have read the scale factor
 //% endif
@@ -351,7 +351,8 @@ $(parameters(kernel))) {
     wait(&shared.full_v[at.slot], at.parity);
     const auto& values = shared.v[at.slot];
     add_values(o, p, descriptor_of(values)$(", shared.value_factors[at.slot]" if kernel.scales == "block"), [&](auto&... t) {
-      if (!__any_sync(~0u, fmaxf(sum[0], sum[1]) > kLargestWeight)) return;  // no weight exceeds its sum
+      // No weight exceeds its sum.
+      if (!__any_sync(~0u, fmaxf(sum[0], sum[1]) > kLargestWeight)) return;
       const bool moves[2] = {has_largest(p, 0), has_largest(p, 1)};
       if (!__any_sync(~0u, moves[0] || moves[1])) return;
       lower(p, o, row, sum, moves, $(softmax_factor(kernel)), [&](FewScores& few, int step) {
