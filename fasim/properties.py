@@ -219,6 +219,18 @@ def _falling(x: dict[str, Array], problem: Problem, tile: Tile) -> dict[str, Arr
     return {**rising, "k": rising["k"][:, :, ::-1]}
 
 
+def _spikes(x: dict[str, Array], problem: Problem, tile: Tile) -> dict[str, Array]:
+    """Every fifth row sees one key of each tile far above all others, the more the nearer to the
+    first: what kernels do for such a row must not show in its neighbours."""
+    size = 1 / math.sqrt(problem.scale)
+    keys, rows = np.arange(problem.seq_kv), np.arange(problem.seq)
+    rise = RISE * (1 + (problem.seq_kv - keys) // tile.block_kv)
+    spiked = {name: x[name].copy() for name in ("q", "k")}
+    spiked["q"][..., 0] = size * (rows % 5 == 0)
+    spiked["k"][..., 0] = size * rise * (keys % tile.block_kv == tile.block_kv // 3)
+    return {**spiked, "v": x["v"]}
+
+
 VALUES: dict[str, Values] = {
     "normal": lambda x, *_: x,
     "large": lambda x, *_: {"q": 8 * x["q"], "k": 8 * x["k"], "v": x["v"]},
@@ -230,6 +242,7 @@ VALUES: dict[str, Values] = {
     "below": _below,
     "rising": _rising,
     "falling": _falling,
+    "spikes": _spikes,
 }
 EXACT_SCORES = ("equal", "huge")  # every key has the same score, whatever the order of the sum
 

@@ -46,7 +46,7 @@
 //   c6d430f8  device/matmul_wgmma.cuh
 //   06eb1102  device/matrix_descriptor.cuh
 //   772adaad  device/mbarrier.cuh
-//   fdd67b50  device/rescore_e4m3.cuh
+//   cae23572  device/rescore_e4m3.cuh
 //   56ce5a2e  device/rows.cuh
 //   8060ae93  device/schedule.cuh
 //   b1e75e8c  device/shared_v3.cuh
@@ -104,7 +104,7 @@
 // "fwd", "scale": 0.08838834764831843, "scales": "head", "seq": 8192, "seq_kv": 8192, "softcap":
 // 0.0, "varlen": false, "window": [-1, -1]}, "schema": "fasim.plan/1", "slots": 132, "smem_bytes":
 // 166912}
-// ---- the rest of the file has sha256 2193b7d0d1d6b5f68d447461d568c854a324d6a73e59116cdc021a96f1b1144e
+// ---- the rest of the file has sha256 a0492ff2c8a0142a63dbd9b84d3b9faf33cf851dc0ad708db800a13df20104ac
 // FlashAttention-3, forward (Shah et al. 2024, algorithms 1 and 2).
 //
 // A block stays on its SM and works on one tile of queries after the other. One warpgroup, the producer,
@@ -1134,6 +1134,7 @@ __device__ __forceinline__ void few_values(float (&t)[1][kTiles][4], const Weigh
       t[0][kTiles - 1][i] = next;
     }
   }
+  __syncwarp();  // all lanes have read V again
 }
 
 // ---- Products on the tensor cores ---------------------------------------------------------------
