@@ -53,6 +53,7 @@ DEPTH = 45.0  # how far "below" 0 scores lie: exp(-45) is nothing beside exp(0)
 # Products of e4m3 by wgmma are summed in 14 bits: all that an instruction adds is cut to 13
 # fraction bits below the largest. On an H200 sums of 256 products of one sign lose 2.1e-3.
 E4M3_SUM_UNIT = 2.0**-13
+SPIKE = 6.5  # exp of it is the weight of 400 unit-normal scores
 RISE = 4.0  # by how much "rising" scores grow from one tile of keys to the next
 
 
@@ -220,14 +221,15 @@ def _falling(x: dict[str, Array], problem: Problem, tile: Tile) -> dict[str, Arr
 
 
 def _spikes(x: dict[str, Array], problem: Problem, tile: Tile) -> dict[str, Array]:
-    """Every fifth row sees one key of each tile far above all others, the more the nearer to the
-    first: what kernels do for such a row must not show in its neighbours."""
-    size = 1 / math.sqrt(problem.scale)
-    keys, rows = np.arange(problem.seq_kv), np.arange(problem.seq)
-    rise = RISE * (1 + (problem.seq_kv - keys) // tile.block_kv)
+    """Every fifth row sees one key of every fourth tile as heavy as all others together; what a
+    kernel does for it must not show in its neighbours, who see nothing of that key."""
+    size, count = math.sqrt(SPIKE / problem.scale), min(4, problem.head_dim)
+    keys, rows = np.arange(problem.seq_kv)[:, None], np.arange(problem.seq)[:, None]
+    hit = keys % tile.block_kv == tile.block_kv // 3
     spiked = {name: x[name].copy() for name in ("q", "k")}
-    spiked["q"][..., 0] = size * (rows % 5 == 0)
-    spiked["k"][..., 0] = size * rise * (keys % tile.block_kv == tile.block_kv // 3)
+    of = np.arange(count)  # the columns in which rows and tiles meet
+    spiked["q"][..., :count] = size * ((rows % 5 == 0) & (rows // 5 % count == of))
+    spiked["k"][..., :count] = size * (hit & (keys // tile.block_kv % count == of))
     return {**spiked, "v": x["v"]}
 
 
