@@ -1304,18 +1304,28 @@ class Failure:
 
 @dataclass(frozen=True)
 class Outcome:
-    """One property on one kernel: cases tried, largest error as a share of its tolerance."""
+    """One property on one kernel: cases tried, largest error as a share of its tolerance.
+
+    ``errors`` counts the cases by the largest error in each, in tenths of the tolerance: "0.3" is
+    from 0.3 to less than 0.4, "0.9" up to the whole of it.
+    """
 
     name: str
     cases: int = 0
     worst: float = 0.0
     skipped: str = ""
     failure: Failure | None = None
+    errors: Mapping[str, int] = field(default_factory=Counter)
 
     def to_json(self) -> dict[str, Any]:
-        counts = {"cases": self.cases, "worst": self.worst, "skipped": self.skipped}
+        counts = {"cases": self.cases, "worst": self.worst, "errors": dict(self.errors)}
         failure = self.failure and self.failure.to_json()
-        return {"property": self.name, **counts, "failure": failure}
+        return {"property": self.name, **counts, "skipped": self.skipped, "failure": failure}
+
+
+def tenths(share: float) -> str:
+    """The tenth of a tolerance that an error within it falls into."""
+    return f"{min(9, int(10 * share)) / 10:.1f}"
 
 
 RUNNER_NOTES = {
@@ -1467,7 +1477,7 @@ class _Search:
     ) -> None:
         self.property, self.kernel, self.runner, self.beside = property_, kernel, runner, beside
         self.histogram = histogram
-        self.cases, self.worst = 0, 0.0
+        self.cases, self.worst, self.errors = 0, 0.0, Counter[str]()
         self.failure: Failure | None = None
         self.stopped: Exception | None = None
 
@@ -1511,7 +1521,8 @@ class _Search:
     def outcome(self) -> Outcome:
         if self.stopped is not None and not isinstance(self.stopped, DeviceFault):
             raise self.stopped
-        return Outcome(self.property.name, self.cases, self.worst, failure=self.failure)
+        name, errors = self.property.name, self.errors
+        return Outcome(name, self.cases, self.worst, failure=self.failure, errors=errors)
 
     def attempt(self, case: Case) -> None:
         """One input. Once something other than a mismatch went wrong, every input gets that."""
@@ -1533,6 +1544,7 @@ class _Search:
     def _count(self, case: Case, worst: float) -> None:
         self.cases += 1
         self.worst = max(self.worst, worst)
+        self.errors[tenths(worst)] += 1
         self.histogram.update(bins(case, self.kernel.plan))
 
 
