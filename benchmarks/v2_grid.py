@@ -226,10 +226,10 @@ GROUPS = {"odd": odd_groups, "options": option_groups}
 
 
 def ladder() -> Iterator[Problem]:
-    """At least 132 heads in all, so that V1's block a head fills an H200."""
+    """At least two heads for every SM, as V1 has a block a head."""
     for d, seq, causal in itertools.product((64, 128), (1024, 2048, 4096), (False, True)):
         heads = HIDDEN // d
-        batch = max(TOKENS // seq, math.ceil(SMS / heads))
+        batch = max(TOKENS // seq, math.ceil(2 * SMS / heads))
         yield Problem(batch=batch, heads=heads, seq=seq, head_dim=d, causal=causal, dtype="bf16")
 
 
