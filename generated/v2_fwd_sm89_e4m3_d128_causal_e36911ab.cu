@@ -38,6 +38,7 @@
 //   6718b7d2  device/mask.cuh
 //   70293969  device/matmul_mma.cuh
 //   56ce5a2e  device/rows.cuh
+//   b274dbf8  device/score_factor.cuh
 //   9a619284  device/softmax.cuh
 //   94288a38  device/store.cuh
 //   6364541a  device/tile.cuh
@@ -45,7 +46,7 @@
 //   80063cad  device/values_e4m3.cuh
 //   8c999b4d  device/weights_e4m3.cuh
 //   8792d681  device/words.cuh
-//   5ed4d436  kernels/v2_fwd.cu
+//   b258f583  kernels/v2_fwd.cu
 //   77f6d870  parts/constants.cuh
 //   8a2896d0  parts/main.cu
 //   2c9f1fd9  parts/main_arrays.cuh
@@ -70,7 +71,7 @@
 // "head_dim_v": 128, "heads": 32, "incoherent": false, "kv_heads": 8, "out_dtype": "bf16", "pass":
 // "fwd", "scale": 0.08838834764831843, "scales": "head", "seq": 4096, "seq_kv": 4096, "softcap":
 // 0.0, "varlen": false, "window": [-1, -1]}, "schema": "fasim.plan/1", "smem_bytes": 49152}
-// ---- the rest of the file has sha256 c8b8a91e816bede097f90fa7e02e484c0fc8f9d293bdb391f4b99d64753c6881
+// ---- the rest of the file has sha256 81ed16155064d3521eff3a189b214f5b9e754ae65fdb292007c0a63e828b3e22
 // FlashAttention-2, forward (Dao 2023, algorithm 1).
 //
 // One thread block per block of queries. It walks the keys and values once, from the last tile to
@@ -515,6 +516,14 @@ __device__ __forceinline__ void accumulate(Accumulator& o, const Weights& p,
   }
 }
 
+// What makes real numbers of Q K^T, at least the smallest normal one: scale factors of zeros, or of
+// next to nothing, have a product of 0, and 0 times the -inf of a hidden key would be NaN. Scores
+// times so little differ in no bit of a weight.
+__device__ __forceinline__ float normal_factor(float product) {
+  constexpr float kLeast = 1.17549435e-38f;
+  return product < kLeast ? kLeast : product;
+}
+
 // ---- Mask ---------------------------------------------------------------------------------------
 // Keys at or beyond a row's limit are invisible. Causal is aligned bottom-right: query i sees the
 // keys up to i + seq_kv - seq_q.
@@ -697,7 +706,7 @@ v2_fwd_sm89_e4m3_d128_causal_e36911ab(
   const float q_factor = q_scale[batch * heads + head];
   const float k_factor = k_scale[batch * kv_heads + kv_head];
   const float v_factor = v_scale[batch * kv_heads + kv_head];
-  const float score_factor = scale_log2 * q_factor * k_factor;
+  const float score_factor = normal_factor(scale_log2 * q_factor * k_factor);
 
   // The tiles that any of them sees, as a stream K, V, K, V … through the ring.
   const int last_query = first_query + rows - 1;

@@ -43,7 +43,7 @@
 //   c2706fe3  device/types.cuh
 //   2655b8fc  device/values_mma.cuh
 //   8792d681  device/words.cuh
-//   5ed4d436  kernels/v2_fwd.cu
+//   b258f583  kernels/v2_fwd.cu
 //   77f6d870  parts/constants.cuh
 //   8a2896d0  parts/main.cu
 //   2c9f1fd9  parts/main_arrays.cuh

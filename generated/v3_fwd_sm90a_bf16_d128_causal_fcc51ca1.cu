@@ -48,7 +48,7 @@
 //   567f0171  device/tensor_map.cuh
 //   689d4211  device/turn.cuh
 //   c2706fe3  device/types.cuh
-//   79909994  kernels/v3_fwd.cu
+//   ae15d7fd  kernels/v3_fwd.cu
 //   f226075c  parts/constants_v3.cuh
 //   2c9f1fd9  parts/main_arrays.cuh
 //   ac5a8a33  parts/main_options.cuh

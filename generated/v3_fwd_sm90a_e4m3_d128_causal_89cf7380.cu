@@ -48,6 +48,7 @@
 //   d13b3e0b  device/rescore.cuh
 //   56ce5a2e  device/rows.cuh
 //   8060ae93  device/schedule.cuh
+//   b274dbf8  device/score_factor.cuh
 //   334bde5d  device/shared_v3.cuh
 //   f4132d7c  device/softmax_in_place_e4m3.cuh
 //   17509448  device/span.cuh
@@ -57,7 +58,7 @@
 //   689d4211  device/turn.cuh
 //   c2706fe3  device/types.cuh
 //   8c999b4d  device/weights_e4m3.cuh
-//   79909994  kernels/v3_fwd.cu
+//   ae15d7fd  kernels/v3_fwd.cu
 //   f226075c  parts/constants_v3.cuh
 //   2c9f1fd9  parts/main_arrays.cuh
 //   ac5a8a33  parts/main_options.cuh
@@ -102,7 +103,7 @@
 // "fwd", "scale": 0.08838834764831843, "scales": "head", "seq": 8192, "seq_kv": 8192, "softcap":
 // 0.0, "varlen": false, "window": [-1, -1]}, "schema": "fasim.plan/1", "slots": 132, "smem_bytes":
 // 134144}
-// ---- the rest of the file has sha256 02bfc422fcbe477ddbeb8207ea9eef9d186fe55810df65383e52a03247111ae3
+// ---- the rest of the file has sha256 8e8d7454427796bf0ea4eb9206d4903d38b6d6c2f0053a8fbae808f1f951c5af
 // FlashAttention-3, forward (Shah et al. 2024, algorithms 1 and 2).
 //
 // A block stays on its SM and works on one tile of queries after the other. One warpgroup, the producer,
@@ -876,6 +877,14 @@ __device__ __forceinline__ void zero(float (&fragment)[kRowTiles][kTiles][4]) {
   }
 }
 
+// What makes real numbers of Q K^T, at least the smallest normal one: scale factors of zeros, or of
+// next to nothing, have a product of 0, and 0 times the -inf of a hidden key would be NaN. Scores
+// times so little differ in no bit of a weight.
+__device__ __forceinline__ float normal_factor(float product) {
+  constexpr float kLeast = 1.17549435e-38f;
+  return product < kLeast ? kLeast : product;
+}
+
 // ---- Mask ---------------------------------------------------------------------------------------
 // Keys at or beyond a row's limit are invisible. Causal is aligned bottom-right: query i sees the
 // keys up to i + seq_kv - seq_q.
@@ -1500,7 +1509,7 @@ v3_fwd_sm90a_e4m3_d128_causal_89cf7380(
         [[maybe_unused]] const i64 batch = work.batch;
         const float q_factor = q_scale[batch * heads + work.head];
         const float k_factor = k_scale[batch * kv_heads + kv_head];
-        work.score_factor = scale_log2 * q_factor * k_factor;
+        work.score_factor = normal_factor(scale_log2 * q_factor * k_factor);
         work.value_factor = v_scale[batch * kv_heads + kv_head];
       }
       wait(&shared.empty_q[at.slot], at.parity ^ 1);

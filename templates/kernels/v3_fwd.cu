@@ -61,6 +61,10 @@ constexpr int kStoreBarrier = 1 + kConsumers;  // a consumer alone
 
 //% include "device/fragments.cuh"
 
+//% if kernel.scaled
+//% include "device/score_factor.cuh"
+//% endif
+
 //% if hooked(kernel)
 //% include "device/score.cuh"
 
@@ -159,7 +163,7 @@ $(parameters(kernel))) {
         const i64 q_blocks = (seq_q + kBlockQ - 1) / kBlockQ;
         const i64 head = i64(work.batch) * heads + work.head;
         const float q_factor = q_scale[head * q_blocks + work.first_query / kBlockQ];
-        work.score_factor = $(kernel.factors[0]) * q_factor;
+        work.score_factor = normal_factor($(kernel.factors[0]) * q_factor);
       }
 //% elif kernel.scaled
       if (work.first_query >= 0) {
@@ -168,7 +172,7 @@ $(parameters(kernel))) {
         [[maybe_unused]] const i64 batch = work.batch;
         const float q_factor = q_scale[$(scale_of(kernel, "heads", "work.head"))];
         const float k_factor = k_scale[$(scale_of(kernel, "kv_heads", "kv_head"))];
-        work.score_factor = $(kernel.factors[0]) * q_factor * k_factor;
+        work.score_factor = normal_factor($(kernel.factors[0]) * q_factor * k_factor);
         work.value_factor = v_scale[$(scale_of(kernel, "kv_heads", "kv_head"))];
       }
 //% endif
