@@ -49,6 +49,7 @@
 //   25b47512  device/rescore_e4m3.cuh
 //   56ce5a2e  device/rows.cuh
 //   8060ae93  device/schedule.cuh
+//   b274dbf8  device/score_factor.cuh
 //   b1e75e8c  device/shared_v3.cuh
 //   be14232e  device/softmax_lazy_e4m3.cuh
 //   17509448  device/span.cuh
@@ -59,7 +60,7 @@
 //   689d4211  device/turn.cuh
 //   c2706fe3  device/types.cuh
 //   8c999b4d  device/weights_e4m3.cuh
-//   2ff528fa  kernels/v3_fwd.cu
+//   218fad77  kernels/v3_fwd.cu
 //   823d8122  parts/constants_v3.cuh
 //   2c9f1fd9  parts/main_arrays.cuh
 //   ac5a8a33  parts/main_options.cuh
@@ -104,7 +105,7 @@
 // "fwd", "scale": 0.08838834764831843, "scales": "head", "seq": 8192, "seq_kv": 8192, "softcap":
 // 0.0, "varlen": false, "window": [-1, -1]}, "schema": "fasim.plan/1", "slots": 132, "smem_bytes":
 // 166912}
-// ---- the rest of the file has sha256 a20c2174f46b68c4f65f2d8aeaef9a056dd28a279da7cb14261d26e3ed92e29c
+// ---- the rest of the file has sha256 13bdf28bd0e444941346854f4fdaf2ff57d3587d945dedf50b46904c52d5d651
 // FlashAttention-3, forward (Shah et al. 2024, algorithms 1 and 2).
 //
 // A block stays on its SM and works on one tile of queries after the other. One warpgroup, the producer,
@@ -896,6 +897,14 @@ __device__ __forceinline__ void zero(float (&fragment)[kRowTiles][kTiles][4]) {
   }
 }
 
+// What makes real numbers of Q K^T, at least the smallest normal one: scale factors of zeros, or of
+// next to nothing, have a product of 0, and 0 times the -inf of a hidden key would be NaN. Scores
+// times so little differ in no bit of a weight.
+__device__ __forceinline__ float normal_factor(float product) {
+  constexpr float kLeast = 1.17549435e-38f;
+  return product < kLeast ? kLeast : product;
+}
+
 // ---- Mask ---------------------------------------------------------------------------------------
 // Keys at or beyond a row's limit are invisible. Causal is aligned bottom-right: query i sees the
 // keys up to i + seq_kv - seq_q.
@@ -1552,7 +1561,7 @@ v3_fwd_sm90a_e4m3_d128_causal_12453b3c(
         [[maybe_unused]] const i64 batch = work.batch;
         const float q_factor = q_scale[batch * heads + work.head];
         const float k_factor = k_scale[batch * kv_heads + kv_head];
-        work.score_factor = scale_log2 * q_factor * k_factor;
+        work.score_factor = normal_factor(scale_log2 * q_factor * k_factor);
         work.value_factor = v_scale[batch * kv_heads + kv_head];
       }
       wait(&shared.empty_q[at.slot], at.parity ^ 1);

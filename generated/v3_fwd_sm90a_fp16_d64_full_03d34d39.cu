@@ -49,7 +49,7 @@
 //   3167b13b  device/timeline.cuh
 //   689d4211  device/turn.cuh
 //   c2706fe3  device/types.cuh
-//   2ff528fa  kernels/v3_fwd.cu
+//   218fad77  kernels/v3_fwd.cu
 //   823d8122  parts/constants_v3.cuh
 //   2c9f1fd9  parts/main_arrays.cuh
 //   ac5a8a33  parts/main_options.cuh

@@ -49,6 +49,9 @@ SMALL_BLOCK_REGISTERS = 20
 # 64 scores a thread; a causal mask a limit for every 16 scores; more than 128 scores more loads in
 # flight, one for 2.
 WIDE_REGISTERS, SCORES_PER_LIMIT = 8, 16
+# Beside so few scores a thread of 32 rows a warp, V2 in 16 bits makes those addresses and a ring's
+# places anew; compiled for Blackwell it spills them.
+FEW_SCORES = 32
 FP32_REGISTERS = 28  # wider fragments, the weights of four keys
 MANY_SCORES, SCORES_PER_LOAD = 128, 2
 # Lazy weights: beyond so many scores, or values held at once, ptxas spills some of these.
@@ -144,7 +147,8 @@ def arch_registers(
     if capability < AMPERE:
         return _turing_registers(problem, algo, tiles)
     if problem.dtype != "e4m3":
-        return {}
+        spilled = remade_registers(problem, tiles) * (capability[0] >= BLACKWELL)
+        return {"addresses on Blackwell": spilled} if algo == "v2" else {}
     major = capability[0] if capability[0] in SUMS_REGISTERS else BLACKWELL
     by_columns = SUMS_REGISTERS[major][(problem.head_dim_v - 1) // 64]
     sums = by_columns + SUMS_PER_KEY[major] * tiles.step_kv
@@ -269,7 +273,8 @@ def _v2_split_registers(problem: Problem, tiles: Tiles) -> Ints:
 
 def _v2_fwd_registers(problem: Problem, tiles: Tiles) -> Ints:
     """In 16 bits weights lie beside their scores until no row has to move its reference."""
-    return np.asarray(_mma_fwd_registers(problem, tiles) + lazy_registers(problem, tiles))
+    needed = _mma_fwd_registers(problem, tiles) + lazy_registers(problem, tiles)
+    return np.asarray(needed - remade_registers(problem, tiles))
 
 
 def lazy_registers(problem: Problem, tiles: Tiles) -> Ints:
@@ -277,6 +282,14 @@ def lazy_registers(problem: Problem, tiles: Tiles) -> Ints:
     held = _accumulators(problem, tiles) + tiles.step_kv // 4  # the weights of 16 rows
     crowded = (_scores(tiles) > MOST_LAZY_SCORES) | (held > MOST_HELD)
     return np.asarray(LAZY_REGISTERS * crowded * (problem.dtype in LAZY_DTYPES))
+
+
+def remade_registers(problem: Problem, tiles: Tiles) -> Ints:
+    """Of the addresses of long rows and the places of a ring those that are kept nowhere."""
+    few = (_scores(tiles) <= FEW_SCORES) & (tiles.rows_per_warp > MMA_ROWS)
+    long_rows = max(problem.head_dim, problem.head_dim_v) > 128 and problem.dtype in LAZY_DTYPES
+    kept = WIDE_REGISTERS + RING_REGISTERS * (tiles.stages > 1)
+    return np.asarray(kept * few * long_rows)
 
 
 def _special(problem: Problem, tiles: Tiles) -> Ints:

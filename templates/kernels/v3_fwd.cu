@@ -68,6 +68,10 @@ constexpr int kTurnBarrier = 1 + kConsumers;  // a consumer's turn to start prod
 
 //% include "device/fragments.cuh"
 
+//% if kernel.scaled
+//% include "device/score_factor.cuh"
+//% endif
+
 //% if hooked(kernel)
 //% include "device/score.cuh"
 
@@ -179,7 +183,7 @@ $(parameters(kernel))) {
 #pragma unroll
       for (int i = 0; i < kConsumers && work.first_query >= 0; ++i) {
         const int block = min((work.first_query + 64 * i) / kScaleBlock, q_blocks - 1);
-        work.score_factor[i] = $(kernel.factors[0]) * q_scales[block];
+        work.score_factor[i] = normal_factor($(kernel.factors[0]) * q_scales[block]);
       }
 //% elif kernel.scaled
       if (work.first_query >= 0) {
@@ -188,7 +192,7 @@ $(parameters(kernel))) {
         [[maybe_unused]] const i64 batch = work.batch;
         const float q_factor = q_scale[$(scale_of(kernel, "heads", "work.head"))];
         const float k_factor = k_scale[$(scale_of(kernel, "kv_heads", "kv_head"))];
-        work.score_factor = $(kernel.factors[0]) * q_factor * k_factor;
+        work.score_factor = normal_factor($(kernel.factors[0]) * q_factor * k_factor);
         work.value_factor = v_scale[$(scale_of(kernel, "kv_heads", "kv_head"))];
       }
 //% endif

@@ -107,6 +107,16 @@ def test_the_log_sum_exp_of_v3_knows_no_rounded_weights() -> None:
     assert rms(trial.outputs["lse"] - trial.expected.lse) <= 1e-4
 
 
+@pytest.mark.parametrize("algo", ["v2", "v3"])
+def test_a_product_of_scale_factors_that_is_zero_hides_no_key(algo: str) -> None:
+    """Without keys K's factor is the smallest number; times that of tiny queries it is none."""
+    made = (kernel if algo == "v2" else v3_kernel)(causal=True, scales="head")
+    trial = Trial(made, EmulatorRunner(), Case(seq=2, seq_kv=0, values="tiny"))
+    assert np.prod([trial.arrays[f"{name}_scale"] for name in "qk"], dtype=np.float32) == 0
+    assert (trial.outputs["o"].astype(np.float32) == 0).all()
+    assert np.isneginf(trial.outputs["lse"]).all()
+
+
 def test_constant_values_come_back_exactly() -> None:
     """However the weights were rounded: O is divided by the sum of the rounded ones."""
     trial = Trial(v3_kernel(), EmulatorRunner(), replace(CASE, values="large"))
