@@ -101,7 +101,7 @@ def _e4m3(problem: Problem, algo: str) -> str:
     """Why no e4m3 kernel is generated for the problem; empty if nothing of it stops that."""
     rules = (
         (problem.scales == "block" and algo != "v3", "only V3 has scale factors of blocks"),
-        (problem.incoherent, "incoherent processing is planned, not generated yet"),
+        (problem.quantises and algo != "v3", f"only V3 makes e4m3 of {problem.in_dtype} itself"),
         (problem.bias == "dense", "a dense bias in e4m3 is too coarse: --bias dense_fp32 is exact"),
     )
     return next((reason for applies, reason in rules if applies), "")
@@ -408,6 +408,8 @@ def _plan(case: Case, index: int) -> Plan:
         varlen=problem.varlen,
         pack_gqa=splits,
         scales=problem.scales if problem.dtype == "e4m3" else "none",
+        in_dtype=problem.in_dtype if problem.quantises else "",
+        incoherent=problem.incoherent,
         splits=splits,
         deterministic=dq != "atomic",
         dq=dq,

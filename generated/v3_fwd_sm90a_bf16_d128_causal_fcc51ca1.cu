@@ -48,11 +48,11 @@
 //   567f0171  device/tensor_map.cuh
 //   689d4211  device/turn.cuh
 //   c2706fe3  device/types.cuh
-//   79909994  kernels/v3_fwd.cu
+//   f32f392b  kernels/v3_fwd.cu
 //   f226075c  parts/constants_v3.cuh
-//   2c9f1fd9  parts/main_arrays.cuh
-//   ac5a8a33  parts/main_options.cuh
-//   62494ba8  parts/main_v3.cu
+//   5a818b86  parts/main_arrays.cuh
+//   25b3c27d  parts/main_options.cuh
+//   481dc68a  parts/main_v3.cu
 //   5af47db7  ptx/bar_arrive.cuh
 //   18bd1382  ptx/bar_sync.cuh
 //   bdcce3e8  ptx/cp_async_bulk_commit_group.cuh

@@ -40,6 +40,7 @@
 //   9f85390f  device/chunk_address.cuh
 //   fb8f8205  device/fragments.cuh
 //   76c2f1b5  device/integers.cuh
+//   0c938b81  device/key_order.cuh
 //   f08efb59  device/load_v3.cuh
 //   6718b7d2  device/mask.cuh
 //   8e7d2df2  device/matmul_wgmma.cuh
@@ -53,15 +54,15 @@
 //   17509448  device/span.cuh
 //   206baab0  device/store_tma.cuh
 //   567f0171  device/tensor_map.cuh
-//   15d8ab76  device/transpose_e4m3.cuh
+//   8b9b9047  device/transpose_e4m3.cuh
 //   689d4211  device/turn.cuh
 //   c2706fe3  device/types.cuh
 //   8c999b4d  device/weights_e4m3.cuh
-//   79909994  kernels/v3_fwd.cu
+//   f32f392b  kernels/v3_fwd.cu
 //   f226075c  parts/constants_v3.cuh
-//   2c9f1fd9  parts/main_arrays.cuh
-//   ac5a8a33  parts/main_options.cuh
-//   62494ba8  parts/main_v3.cu
+//   5a818b86  parts/main_arrays.cuh
+//   25b3c27d  parts/main_options.cuh
+//   481dc68a  parts/main_v3.cu
 //   5af47db7  ptx/bar_arrive.cuh
 //   18bd1382  ptx/bar_sync.cuh
 //   bdcce3e8  ptx/cp_async_bulk_commit_group.cuh
@@ -102,7 +103,7 @@
 // "fwd", "scale": 0.08838834764831843, "scales": "head", "seq": 8192, "seq_kv": 8192, "softcap":
 // 0.0, "varlen": false, "window": [-1, -1]}, "schema": "fasim.plan/1", "slots": 132, "smem_bytes":
 // 134144}
-// ---- the rest of the file has sha256 02bfc422fcbe477ddbeb8207ea9eef9d186fe55810df65383e52a03247111ae3
+// ---- the rest of the file has sha256 9db56864aa901d3c70d86e283def1e681d2eb17d68002368a24b7048cf44f353
 // FlashAttention-3, forward (Shah et al. 2024, algorithms 1 and 2).
 //
 // A block stays on its SM and works on one tile of queries after the other. One warpgroup, the producer,
@@ -1389,11 +1390,16 @@ __device__ __forceinline__ void store_output(Shared& shared, const Accumulator& 
   }
 }
 
+// Where a key's values stand in V transposed. Of every 16 keys a thread's weights are those of columns
+// 2t, 2t + 1, 2t + 8 and 2t + 9, and it hands them over as 4t to 4t + 3: so the keys lie in that order.
+__device__ constexpr int key_at(int place) {
+  return place / 16 * 16 + place % 16 / 4 * 2 + place % 2 + place / 2 % 2 * 8;
+}
+
 // ---- V, transposed ------------------------------------------------------------------------------
 // wgmma takes bytes only with the depth contiguous: for P V that is the keys. So V is laid out anew, a row
-// for each column of it, zeros up to kDV of them, then one of ones. Of every 16 keys a thread's weights
-// are those of columns 2t, 2t + 1, 2t + 8 and 2t + 9, and it hands them over as 4t to 4t + 3: the place n
-// in this order belongs to key 2 (n / 4) + n % 2 + 8 (n / 2 % 2). Keys beyond the last are zeros.
+// for each column of it, zeros up to kDV of them, then one of ones, with the keys in the order of key_at.
+// Keys beyond the last are zeros.
 constexpr int kTransposers = 128;  // threads of a block
 constexpr int kKeysAtOnce = 32;  // keys, and 4 columns, of a thread
 
@@ -1434,7 +1440,7 @@ v3_fwd_sm90a_e4m3_d128_causal_89cf7380_transpose(
     u32 words[4];
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
-      const i64 key = first_key + i / 4 * 16 + i % 4 * 2 + j % 2 + j / 2 * 8;
+      const i64 key = first_key + key_at(4 * i + j);
       const bool inside = key < seq_kv && column < kHeadDimV;
       words[j] = inside ? *reinterpret_cast<const u32*>(v + key * v_strides.seq) : 0;
     }

@@ -20,6 +20,8 @@ from fasim.plan import (
     LAZY_DTYPES,
     WARP,
     last_columns,
+    row_blocks,
+    scale_shapes,
     transposed_shape,
     transposes,
     v3_layouts,
@@ -492,9 +494,10 @@ def _flash_hbm(problem: Problem, algo: str, pass_: str) -> HbmBytes:
     t = Tensors.of(problem)
     forward = _v1_workspace(problem) if algo == "v1" else 0
     if transposes(algo, problem.dtype):
-        forward = math.prod(transposed_shape(problem))
+        forward = math.prod(transposed_shape(problem)) + _quantised_workspace(problem)
     if pass_ == "fwd":
-        return HbmBytes(inputs=t.q + t.kv + t.bias, outputs=t.o + t.lse, workspace=forward)
+        given = (t.q + t.kv) // problem.element_bytes * problem.in_bytes
+        return HbmBytes(inputs=given + t.bias, outputs=t.o + t.lse, workspace=forward)
     backward = _dq_workspace(problem, algo)
     return HbmBytes(
         inputs=t.q + t.kv + t.o + t.bias,  # dO is as large as O
@@ -502,6 +505,14 @@ def _flash_hbm(problem: Problem, algo: str, pass_: str) -> HbmBytes:
         saved=t.o + t.lse,
         workspace=max(forward, backward) if pass_ == "train" else backward,
     )
+
+
+def _quantised_workspace(problem: Problem) -> int:
+    """Q and K in e4m3, scale factors, and the largest numbers of blocks that share one."""
+    if not problem.quantises:
+        return 0
+    t, factors = Tensors.of(problem), sum(map(math.prod, scale_shapes(problem).values()))
+    return t.q + t.k + 4 * (factors + sum(row_blocks(problem)) * (problem.scales != "block"))
 
 
 def _v1_workspace(problem: Problem) -> int:

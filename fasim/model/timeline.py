@@ -140,9 +140,13 @@ class _Flash:
 
     def _launches(self) -> int:
         """A backward prepares D before its main kernel; V2 and V3 round dQ after it. V3 lays out V
-        before, in e4m3."""
+        before, in e4m3, or quantises everything; scale factors that blocks share take two launches
+        more."""
         backward = 2 if self.algo == "v1" else 3
-        return backward if self.pass_ == "bwd" else 1 + transposes(self.algo, self.problem.dtype)
+        if self.pass_ == "bwd" or not transposes(self.algo, self.problem.dtype):
+            return backward if self.pass_ == "bwd" else 1
+        shared = self.problem.quantises and self.problem.scales != "block"
+        return 4 if shared else 2
 
     def _aside_s(self) -> float:
         """Seconds of what stands before and after the main kernel, bound by HBM."""

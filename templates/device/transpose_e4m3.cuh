@@ -1,8 +1,7 @@
 // ---- V, transposed ------------------------------------------------------------------------------
 // wgmma takes bytes only with the depth contiguous: for P V that is the keys. So V is laid out anew, a row
-// for each column of it, zeros up to kDV of them, then one of ones. Of every 16 keys a thread's weights
-// are those of columns 2t, 2t + 1, 2t + 8 and 2t + 9, and it hands them over as 4t to 4t + 3: the place n
-// in this order belongs to key 2 (n / 4) + n % 2 + 8 (n / 2 % 2). Keys beyond the last are zeros.
+// for each column of it, zeros up to kDV of them, then one of ones, with the keys in the order of key_at.
+// Keys beyond the last are zeros.
 constexpr int kTransposers = 128;  // threads of a block
 constexpr int kKeysAtOnce = 32;  // keys, and 4 columns, of a thread
 
@@ -37,7 +36,7 @@ $(parameters(kernel))) {
     u32 words[4];
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
-      const i64 key = first_key + i / 4 * 16 + i % 4 * 2 + j % 2 + j / 2 * 8;
+      const i64 key = first_key + key_at(4 * i + j);
       const bool inside = key < seq_kv && column < kHeadDimV;
       words[j] = inside ? *reinterpret_cast<const u32*>(v + key * v_strides.seq) : 0;
     }

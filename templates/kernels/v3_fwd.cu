@@ -98,7 +98,9 @@ constexpr int kStoreBarrier = 1 + kConsumers;  // a consumer alone
 //% include "device/store_tma.cuh"
 
 //% if kernel.scaled
-//% include "device/transpose_e4m3.cuh"
+//% include "device/key_order.cuh"
+
+//% include "device/" ~ ("quantise" if kernel.quantises else "transpose") ~ "_e4m3.cuh"
 //% endif
 
 // A consumer has started its products: the next one may.
@@ -106,6 +108,7 @@ __device__ __forceinline__ void pass_turn(int consumer) {
   ptx::bar_arrive(kTurnBarrier + (consumer + 1) % kConsumers, 256);
 }
 
+//% set eight = "8" if kernel.quantises else ""
 //% set finish_values = {"none": "finish_products<0>(o)", "block": "finish_last_values(o, t, value_factor)"}.get(kernel.scales, "finish_last_values(o, t)")
 // ---- Kernel -------------------------------------------------------------------------------------
 // clang-format off
@@ -137,9 +140,9 @@ $(parameters(kernel))) {
     if (threadIdx.x % 128 != 0) return;
 //% if kernel.scales == "block"
     const int tiles_kv = (seq_kv + kBlockKV - 1) / kBlockKV;
-    Loader loader = {shared, &k_map, &vt_map, k_scale, v_scale, kv_heads, tiles_kv};
+    Loader loader = {shared, &k$(eight)_map, &vt_map, k_scale, v_scale, kv_heads, tiles_kv};
 //% else
-    Loader loader = {shared, &k_map, $('&vt_map' if kernel.scaled else '&v_map')};
+    Loader loader = {shared, &k$(eight)_map, $('&vt_map' if kernel.scaled else '&v_map')};
 //% endif
     int before = 0, before_head = 0;  // the tile whose V is still to come
     Place before_keys = {0, 0};
@@ -188,7 +191,7 @@ $(parameters(kernel))) {
 #pragma unroll
       for (int i = 0; i < kConsumers; ++i) {
         const int query = queries.row + work.first_query + 64 * i;
-        load_slabs(shared.q[at.slot][i], &q_map, &shared.full_q[at.slot], query, work.head,
+        load_slabs(shared.q[at.slot][i], &q$(eight)_map, &shared.full_q[at.slot], query, work.head,
                    queries.batch);
       }
       const int kv_head = work.head / (heads / kv_heads);

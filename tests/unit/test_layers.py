@@ -26,7 +26,7 @@ LAYERS = (
     },
     {"plan", "reference"},
     {"model", "peers", "picture", "render"},
-    {"compile", "emulator", "entry", "files", "inputs", "legality"},
+    {"compile", "emulator", "entry", "files", "inputs", "legality", "quantise"},
     {"candidates", "explain", "runners"},
     {"doctor", "planner", "properties", "work"},
     {"__init__", "bench", "catalogue", "comparison", "options", "report"},
