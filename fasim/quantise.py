@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fasim.plan import SCALE_BLOCK, SIGNS
+from fasim.plan import SCALE_BLOCK, SIGNS, KernelSpec
 from fasim.problem import Problem
 from fasim.reference import DTYPES, E4M3_MAX
 
@@ -24,16 +24,16 @@ Array = NDArray[Any]
 SMALLEST_SCALE = np.finfo(np.float32).tiny
 
 
-def stored(arrays: Mapping[str, Array], problem: Problem) -> dict[str, Array]:
-    """The inputs of a problem that quantises with q, k and v in e4m3 and their scale factors, as
-    arrays of one that takes those; of any other problem as they are."""
-    if not problem.quantises:
+def stored(arrays: Mapping[str, Array], work: Problem | KernelSpec) -> dict[str, Array]:
+    """The inputs of what quantises with q, k and v in e4m3 and their scale factors, as arrays of a
+    kernel that takes those; of anything else as they are."""
+    if not work.quantises:
         return dict(arrays)
     made = dict(arrays)
     for name in ("q", "k", "v"):
-        turned = problem.incoherent and name != "v"
+        turned = work.incoherent and name != "v"
         x = rotate(arrays[name]) if turned else arrays[name].astype(np.float32)
-        made[name], made[f"{name}_scale"] = quantise(x, problem.scales)
+        made[name], made[f"{name}_scale"] = quantise(x, work.scales)
     return made
 
 

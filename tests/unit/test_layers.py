@@ -29,7 +29,7 @@ LAYERS = (
     {"compile", "emulator", "entry", "files", "inputs", "legality", "quantise"},
     {"candidates", "explain", "runners"},
     {"doctor", "planner", "properties", "work"},
-    {"__init__", "bench", "catalogue", "comparison", "options", "report"},
+    {"__init__", "accuracy", "bench", "catalogue", "comparison", "options", "report"},
     {"show"},
     {"demo"},
     {"cli"},
