@@ -31,34 +31,46 @@ def stored(arrays: Mapping[str, Array], work: Problem | KernelSpec) -> dict[str,
         return dict(arrays)
     made = dict(arrays)
     for name in ("q", "k", "v"):
-        turned = work.incoherent and name != "v"
-        x = rotate(arrays[name]) if turned else arrays[name].astype(np.float32)
-        made[name], made[f"{name}_scale"] = quantise(x, work.scales)
+        x, unit = arrays[name].astype(np.float32), 1.0
+        if work.incoherent and name != "v":
+            x, unit = transform(x), unit_of(x.shape[3])
+        made[name], made[f"{name}_scale"] = quantise(x, work.scales, unit)
     return made
 
 
-def quantise(x: Array, scales: str = "tensor") -> tuple[Array, Array]:
-    """x (batch, heads, seq, dim) fp32 as e4m3, and the scale factors: (1,) for a tensor, (batch,
-    heads) for heads, (batch, heads, blocks) for blocks of SCALE_BLOCK rows.
+def quantise(x: Array, scales: str = "tensor", unit: float = 1.0) -> tuple[Array, Array]:
+    """unit * x (batch, heads, seq, dim) fp32 as e4m3, and the scale factors: (1,) for a tensor,
+    (batch, heads) for heads, (batch, heads, blocks) for blocks of SCALE_BLOCK rows.
 
     The largest finite magnitude of each becomes 448; infinities saturate there, NaN stays.
     """
-    most = _LARGEST[scales](np.where(np.isfinite(x), np.abs(x), np.float32(0)))
+    most = _LARGEST[scales](np.where(np.isfinite(x), np.abs(x), np.float32(0))) * np.float32(unit)
     scale = np.maximum(most / np.float32(E4M3_MAX), SMALLEST_SCALE)
     with np.errstate(over="ignore", invalid="ignore"):
-        grown = np.clip(x * per_row(1 / scale, x.shape[2]), -E4M3_MAX, E4M3_MAX)
+        grown = np.clip(x * per_row(1 / scale * np.float32(unit), x.shape[2]), -E4M3_MAX, E4M3_MAX)
     return grown.astype(DTYPES["e4m3"]), scale
 
 
 def rotate(x: Array) -> Array:
-    """Rows of x times random signs, then their Hadamard transforms: an orthogonal matrix, the same
-    for q and k, so that products of rows stay what they are. The last dimension is a power of two.
+    """Rows of x times an orthogonal matrix, the same for q and k, so that products of rows stay
+    what they are."""
+    return transform(x) * np.float32(unit_of(x.shape[-1]))
+
+
+def unit_of(d: int) -> float:
+    """What a transform of ``d`` numbers must be multiplied by to change no length."""
+    return float(np.float32(1 / math.sqrt(d)))
+
+
+def transform(x: Array) -> Array:
+    """Rows of x times random signs, then their Hadamard transforms: sqrt(d) times a rotation. The
+    last dimension, d, is a power of two.
 
     Stage by stage numbers whose columns differ in one bit become their sum and their difference.
     """
     d = x.shape[-1]
     with np.errstate(over="ignore", invalid="ignore"):
-        x = x.astype(np.float32) * np.float32(1 / math.sqrt(d)) * signs(d)
+        x = x.astype(np.float32) * signs(d)
         for apart in (1 << bit for bit in range(d.bit_length() - 1)):
             pairs = x.reshape(*x.shape[:-1], d // (2 * apart), 2, apart)
             low, high = pairs[..., 0, :], pairs[..., 1, :]

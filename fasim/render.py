@@ -381,9 +381,9 @@ def signs(kernel: KernelSpec) -> str:
     return ", ".join(f"0x{int.from_bytes(SIGNS[i : i + 4], 'little'):08x}u" for i in words)
 
 
-def norm(kernel: KernelSpec) -> str:
-    """What a rotation divides by the square root of head_dim."""
-    return f"{1 / math.sqrt(kernel.head_dim):.9g}f"
+def unit(kernel: KernelSpec) -> str:
+    """What a Hadamard transform must be multiplied by, if there is one, to change no length."""
+    return f"{1 / math.sqrt(kernel.head_dim):.9g}f" if kernel.incoherent else "1.f"
 
 
 def quantising(kernel: KernelSpec) -> tuple[tuple[str, str], ...]:
@@ -515,7 +515,7 @@ def _environment() -> jinja2.Environment:
         *(longest_q, longest_k, dq_tile, head_rows, last_tile, warp_sees),
         *(mma, cvt, matrix_instructions, scale_of),
         *(q_stages, output_parts, loader_registers, arch_flags, v3_instructions, value_columns),
-        *(signs, norm, quantising),
+        *(signs, unit, quantising),
     )
     helpers |= {option.__name__: option for option in options}
     environment.globals.update(helpers, ctype=CTYPES.__getitem__, ptx_type=PTX_TYPES.__getitem__)

@@ -52,7 +52,7 @@
 //   8e7d2df2  device/matmul_wgmma.cuh
 //   06eb1102  device/matrix_descriptor.cuh
 //   772adaad  device/mbarrier.cuh
-//   92e62913  device/quantise_e4m3.cuh
+//   49b50e58  device/quantise_e4m3.cuh
 //   d13b3e0b  device/rescore.cuh
 //   56ce5a2e  device/rows.cuh
 //   8060ae93  device/schedule.cuh
@@ -109,7 +109,7 @@
 // "incoherent": true, "kv_heads": 8, "out_dtype": "bf16", "pass": "fwd", "scale":
 // 0.08838834764831843, "scales": "block", "seq": 8192, "seq_kv": 8192, "softcap": 0.0, "varlen":
 // false, "window": [-1, -1]}, "schema": "fasim.plan/1", "slots": 132, "smem_bytes": 134144}
-// ---- the rest of the file has sha256 a9d623f40f7ffbde56e6ef35683ae5cc4fa3cf1fca0b98cd0853c880dcb82ae0
+// ---- the rest of the file has sha256 838fc25d381ab4754db9fa683b51ad7f1923e830e3f5dae2c9eae708b97dea8e
 // FlashAttention-3, forward (Shah et al. 2024, algorithms 1 and 2).
 //
 // A block stays on its SM and works on one tile of queries after the other. One warpgroup, the producer,
@@ -1442,17 +1442,28 @@ constexpr float kLargest = 448.f;
 constexpr float kSmallestScale = 1.17549435e-38f;  // of zeros, whose scale has a reciprocal too
 
 __device__ __forceinline__ float to_float(u16 x) { return __uint_as_float(u32(x) << 16); }
-// Eight elements of a row, or zeros.
-__device__ __forceinline__ void load_eight(float (&x)[kEight], const Input* from, bool inside) {
+// Eight elements of a row, or zeros; those that have a bit in `flips` change their sign.
+__device__ __forceinline__ void load_eight(float (&x)[kEight], const Input* from, bool inside,
+                                           u32 flips = 0) {
   uint4 loaded = make_uint4(0, 0, 0, 0);
   if (inside) loaded = *reinterpret_cast<const uint4*>(from);
   const u32 pairs[4] = {loaded.x, loaded.y, loaded.z, loaded.w};
+  const u32 spread = flips | flips << 15;  // the bits of a pair 16 apart, as its signs are
 #pragma unroll
-  for (int i = 0; i < kEight; ++i) x[i] = to_float(u16(pairs[i / 2] >> 16 * (i % 2)));
+  for (int i = 0; i < kEight; ++i) {
+    const u32 pair = pairs[i / 2] ^ (spread << (15 - i / 2 * 2) & 0x80008000u);
+    x[i] = to_float(u16(pair >> 16 * (i % 2)));
+  }
 }
 
 __device__ __forceinline__ u32 four_e4m3(float a, float b, float c, float d) {
   return ptx::cvt_e4m3x2(a, b) | u32(ptx::cvt_e4m3x2(c, d)) << 16;
+}
+
+// The signs of 32 columns, a bit each: drawn once, the same in every kernel.
+__device__ __forceinline__ u32 signs_of(int word) {
+  const u32 signs[] = {0x26c7a1d1u, 0x4916a713u, 0xac2919f1u, 0x021a880du};
+  return signs[word];
 }
 
 // A thread's share of rows of Q or K: kLanes neighbours take a row in turns, eight columns at a time.
@@ -1462,10 +1473,14 @@ struct RowShare {
   static constexpr int kAtOnce = kQuantisers / kLanes;  // rows of all threads
   static constexpr int kRows = (kBlockRows + kAtOnce - 1) / kAtOnce;
   static constexpr int kChunks = kWidth / kEight / kLanes;
+  static constexpr float kUnit = 0.0883883476f;  // what a 1 in x stands for
   float x[kRows][kChunks][kEight];
 
   __device__ __forceinline__ int row(int i) const { return i * kAtOnce + threadIdx.x / kLanes; }
   __device__ __forceinline__ int chunk(int j) const { return j * kLanes + threadIdx.x % kLanes; }
+  __device__ __forceinline__ u32 flips(int j) const {
+    return signs_of(j * kLanes / 4) >> chunk(j) % 4 * 8 & 0xff;
+  }
 };
 
 template <int kWidth>
@@ -1476,7 +1491,7 @@ __device__ __forceinline__ void load_rows(RowShare<kWidth>& share, const Input* 
 #pragma unroll
     for (int j = 0; j < share.kChunks; ++j) {
       const int row = share.row(i), column = share.chunk(j) * kEight;
-      load_eight(share.x[i][j], from + row * stride + column, row < rows);
+      load_eight(share.x[i][j], from + row * stride + column, row < rows, share.flips(j));
     }
   }
 }
@@ -1498,28 +1513,8 @@ __device__ __forceinline__ void store_rows(const RowShare<kWidth>& share, Elemen
     }
   }
 }
-constexpr float kNorm = 0.0883883476f;  // 1 / sqrt(d): the rotation changes no length
-
-// The signs of 32 columns, a bit each: drawn once, the same in every kernel.
-__device__ __forceinline__ u32 signs_of(int word) {
-  const u32 signs[] = {0x26c7a1d1u, 0x4916a713u, 0xac2919f1u, 0x021a880du};
-  return signs[word];
-}
-
 template <int kChunks>
 using Row = float[kChunks][kEight];  // of a thread: n / kEight, n % kEight is its n-th element
-
-template <int kChunks>
-__device__ __forceinline__ void give_signs(Row<kChunks>& x, int lane, int lanes) {
-#pragma unroll
-  for (int n = 0; n < kChunks * kEight; ++n) {
-    const int first_chunk = n / kEight * lanes;
-    const u32 bits = signs_of(first_chunk / 4) >> (first_chunk + lane) % 4 * 8;
-    const u32 sign = bits << (31 - n % kEight) & 0x80000000u;
-    float& element = x[n / kEight][n % kEight];
-    element = __uint_as_float(__float_as_uint(element * kNorm) ^ sign);
-  }
-}
 
 // A stage of the transform: numbers whose places differ in one bit become their sum and difference.
 template <int kChunks>
@@ -1546,14 +1541,13 @@ __device__ __forceinline__ void transform_across(Row<kChunks>& x, int apart) {
   }
 }
 
-// Rows become the Hadamard transforms of their signed selves. Of a column's bits the lowest three are a
+// Rows become their Hadamard transforms, each number sqrt(d) times what a rotation makes it. Of a column's bits the lowest three are a
 // thread's, the next its neighbours', the others its chunks'.
 template <int kWidth>
 __device__ __forceinline__ void rotate(RowShare<kWidth>& share) {
 #pragma unroll
   for (int i = 0; i < share.kRows; ++i) {
     Row<share.kChunks>& x = share.x[i];
-    give_signs<share.kChunks>(x, threadIdx.x % share.kLanes, share.kLanes);
 #pragma unroll
     for (int apart = 1; apart < kEight; apart *= 2) transform_within<share.kChunks>(x, apart);
 #pragma unroll
@@ -1568,6 +1562,7 @@ __device__ __forceinline__ void rotate(RowShare<kWidth>& share) {
 struct ValueShare {
   static constexpr int kAtOnce = kQuantisers / kBlockRows * 4;  // groups of eight columns
   static constexpr int kGroups = (kDV / kEight + kAtOnce - 1) / kAtOnce;
+  static constexpr float kUnit = 1.f;
   float x[kGroups][4][kEight];
 
   __device__ __forceinline__ int place() const { return threadIdx.x / 4 % 32 * 4; }
@@ -1708,7 +1703,7 @@ __device__ __forceinline__ void load(ValueShare& share, const Rows& rows) {
 template <typename Share>
 __device__ __forceinline__ float scale_of(const Share& share, float* scale, float* warps,
                                           int rows) {
-  const float found = scale_for(largest_of_block(largest(share.x), warps));
+  const float found = scale_for(largest_of_block(largest(share.x) * share.kUnit, warps));
   if (threadIdx.x == 0 && rows > 0) *scale = found;
   return found;
 }
@@ -1741,14 +1736,14 @@ v3_fwd_sm90a_e4m3_d128_causal_frombf16_incoherent_d46eb044_quantise(
     float* scale = (of_q ? q_scale : k_scale) + scale_at(part, seq);
     RowShare<kHeadDim> share;
     load(share, rows);
-    const float inverse = 1.f / scale_of(share, scale, warps, rows.count);
+    const float inverse = 1.f / scale_of(share, scale, warps, rows.count) * share.kUnit;
     store_rows(share, (of_q ? q8 : k8) + (part.head * seq + first) * kHeadDim, rows.count, inverse);
   } else {
     const Rows rows = rows_of(part, v, v_strides, kv_heads, seq_kv);
     ValueShare share;
     load(share, rows);
     float* scale = v_scale + scale_at(part, seq_kv);
-    const float inverse = 1.f / scale_of(share, scale, warps, rows.count);
+    const float inverse = 1.f / scale_of(share, scale, warps, rows.count) * share.kUnit;
     const i64 keys = i64(blocks_of(max(seq_kv, 1))) * kBlockRows;
     store_values(share, smem_raw, vt + part.head * (kDV + 1) * keys + first, keys, inverse);
   }

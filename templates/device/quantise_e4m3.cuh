@@ -23,19 +23,32 @@ __device__ __forceinline__ float to_float(u16 x) { return ptx::cvt_f32_f16(x); }
 __device__ __forceinline__ float to_float(u16 x) { return __uint_as_float(u32(x) << 16); }
 //% endif
 
-// Eight elements of a row, or zeros.
-__device__ __forceinline__ void load_eight(float (&x)[kEight], const Input* from, bool inside) {
+// Eight elements of a row, or zeros; those that have a bit in `flips` change their sign.
+__device__ __forceinline__ void load_eight(float (&x)[kEight], const Input* from, bool inside,
+                                           u32 flips = 0) {
   uint4 loaded = make_uint4(0, 0, 0, 0);
   if (inside) loaded = *reinterpret_cast<const uint4*>(from);
   const u32 pairs[4] = {loaded.x, loaded.y, loaded.z, loaded.w};
+  const u32 spread = flips | flips << 15;  // the bits of a pair 16 apart, as its signs are
 #pragma unroll
-  for (int i = 0; i < kEight; ++i) x[i] = to_float(u16(pairs[i / 2] >> 16 * (i % 2)));
+  for (int i = 0; i < kEight; ++i) {
+    const u32 pair = pairs[i / 2] ^ (spread << (15 - i / 2 * 2) & 0x80008000u);
+    x[i] = to_float(u16(pair >> 16 * (i % 2)));
+  }
 }
 
 __device__ __forceinline__ u32 four_e4m3(float a, float b, float c, float d) {
   return ptx::cvt_e4m3x2(a, b) | u32(ptx::cvt_e4m3x2(c, d)) << 16;
 }
 
+//% if kernel.incoherent
+// The signs of 32 columns, a bit each: drawn once, the same in every kernel.
+__device__ __forceinline__ u32 signs_of(int word) {
+  const u32 signs[] = {$(signs(kernel))};
+  return signs[word];
+}
+
+//% endif
 // A thread's share of rows of Q or K: kLanes neighbours take a row in turns, eight columns at a time.
 template <int kWidth>
 struct RowShare {
@@ -43,10 +56,18 @@ struct RowShare {
   static constexpr int kAtOnce = kQuantisers / kLanes;  // rows of all threads
   static constexpr int kRows = (kBlockRows + kAtOnce - 1) / kAtOnce;
   static constexpr int kChunks = kWidth / kEight / kLanes;
+  static constexpr float kUnit = $(unit(kernel));  // what a 1 in x stands for
   float x[kRows][kChunks][kEight];
 
   __device__ __forceinline__ int row(int i) const { return i * kAtOnce + threadIdx.x / kLanes; }
   __device__ __forceinline__ int chunk(int j) const { return j * kLanes + threadIdx.x % kLanes; }
+//% if kernel.incoherent
+  __device__ __forceinline__ u32 flips(int j) const {
+    return signs_of(j * kLanes / 4) >> chunk(j) % 4 * 8 & 0xff;
+  }
+//% else
+  __device__ __forceinline__ u32 flips(int) const { return 0; }
+//% endif
 };
 
 template <int kWidth>
@@ -57,7 +78,7 @@ __device__ __forceinline__ void load_rows(RowShare<kWidth>& share, const Input* 
 #pragma unroll
     for (int j = 0; j < share.kChunks; ++j) {
       const int row = share.row(i), column = share.chunk(j) * kEight;
-      load_eight(share.x[i][j], from + row * stride + column, row < rows);
+      load_eight(share.x[i][j], from + row * stride + column, row < rows, share.flips(j));
     }
   }
 }
@@ -81,28 +102,8 @@ __device__ __forceinline__ void store_rows(const RowShare<kWidth>& share, Elemen
 }
 //% if kernel.incoherent
 
-constexpr float kNorm = $(norm(kernel));  // 1 / sqrt(d): the rotation changes no length
-
-// The signs of 32 columns, a bit each: drawn once, the same in every kernel.
-__device__ __forceinline__ u32 signs_of(int word) {
-  const u32 signs[] = {$(signs(kernel))};
-  return signs[word];
-}
-
 template <int kChunks>
 using Row = float[kChunks][kEight];  // of a thread: n / kEight, n % kEight is its n-th element
-
-template <int kChunks>
-__device__ __forceinline__ void give_signs(Row<kChunks>& x, int lane, int lanes) {
-#pragma unroll
-  for (int n = 0; n < kChunks * kEight; ++n) {
-    const int first_chunk = n / kEight * lanes;
-    const u32 bits = signs_of(first_chunk / 4) >> (first_chunk + lane) % 4 * 8;
-    const u32 sign = bits << (31 - n % kEight) & 0x80000000u;
-    float& element = x[n / kEight][n % kEight];
-    element = __uint_as_float(__float_as_uint(element * kNorm) ^ sign);
-  }
-}
 
 // A stage of the transform: numbers whose places differ in one bit become their sum and difference.
 template <int kChunks>
@@ -129,14 +130,13 @@ __device__ __forceinline__ void transform_across(Row<kChunks>& x, int apart) {
   }
 }
 
-// Rows become the Hadamard transforms of their signed selves. Of a column's bits the lowest three are a
+// Rows become their Hadamard transforms, each number sqrt(d) times what a rotation makes it. Of a column's bits the lowest three are a
 // thread's, the next its neighbours', the others its chunks'.
 template <int kWidth>
 __device__ __forceinline__ void rotate(RowShare<kWidth>& share) {
 #pragma unroll
   for (int i = 0; i < share.kRows; ++i) {
     Row<share.kChunks>& x = share.x[i];
-    give_signs<share.kChunks>(x, threadIdx.x % share.kLanes, share.kLanes);
 #pragma unroll
     for (int apart = 1; apart < kEight; apart *= 2) transform_within<share.kChunks>(x, apart);
 #pragma unroll
@@ -153,6 +153,7 @@ __device__ __forceinline__ void rotate(RowShare<kWidth>& share) {
 struct ValueShare {
   static constexpr int kAtOnce = kQuantisers / kBlockRows * 4;  // groups of eight columns
   static constexpr int kGroups = (kDV / kEight + kAtOnce - 1) / kAtOnce;
+  static constexpr float kUnit = 1.f;
   float x[kGroups][4][kEight];
 
   __device__ __forceinline__ int place() const { return threadIdx.x / 4 % 32 * 4; }
@@ -296,7 +297,7 @@ __device__ __forceinline__ void load(ValueShare& share, const Rows& rows) {
 template <typename Share>
 __device__ __forceinline__ float scale_of(const Share& share, float* scale, float* warps,
                                           int rows) {
-  const float found = scale_for(largest_of_block(largest(share.x), warps));
+  const float found = scale_for(largest_of_block(largest(share.x) * share.kUnit, warps));
   if (threadIdx.x == 0 && rows > 0) *scale = found;
   return found;
 }
@@ -332,11 +333,11 @@ $(parameters(kernel))) {
     RowShare<kHeadDim> share;
     load(share, of_q ? rows_of(part, q, q_strides, heads, seq_q)
                      : rows_of(part, k, k_strides, kv_heads, seq_kv));
-    found = largest(share.x);
+    found = largest(share.x) * share.kUnit;
   } else {
     ValueShare share;
     load(share, rows_of(part, v, v_strides, kv_heads, seq_kv));
-    found = largest(share.x);
+    found = largest(share.x) * share.kUnit;
   }
   found = largest_of_block(found, reinterpret_cast<float*>(smem_raw));
   if (threadIdx.x == 0) most[blockIdx.x] = found;
@@ -387,14 +388,14 @@ $(parameters(kernel))) {
     float* scale = (of_q ? q_scale : k_scale) + scale_at(part, seq);
     RowShare<kHeadDim> share;
     load(share, rows);
-    const float inverse = 1.f / scale_of(share, scale, warps, rows.count);
+    const float inverse = 1.f / scale_of(share, scale, warps, rows.count) * share.kUnit;
     store_rows(share, (of_q ? q8 : k8) + (part.head * seq + first) * kHeadDim, rows.count, inverse);
   } else {
     const Rows rows = rows_of(part, v, v_strides, kv_heads, seq_kv);
     ValueShare share;
     load(share, rows);
     float* scale = v_scale + scale_at(part, seq_kv);
-    const float inverse = 1.f / scale_of(share, scale, warps, rows.count);
+    const float inverse = 1.f / scale_of(share, scale, warps, rows.count) * share.kUnit;
     const i64 keys = i64(blocks_of(max(seq_kv, 1))) * kBlockRows;
     store_values(share, smem_raw, vt + part.head * (kDV + 1) * keys + first, keys, inverse);
   }

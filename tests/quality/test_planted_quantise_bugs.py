@@ -51,9 +51,17 @@ class Bug:
 READ = "tile + transposed_at(column, place));"
 BUGS = (
     Bug("rows are not rotated", "  rotate(share);\n", ""),
-    Bug("columns keep their signs", "^ sign);", "^ 0u);"),
-    Bug("the signs of a chunk are another's", "(first_chunk + lane) % 4 * 8", "lane / 2 * 8"),
-    Bug("rows grow", "element * kNorm", "element"),
+    Bug("columns keep their signs", "row < rows, share.flips(j));", "row < rows);"),
+    Bug(
+        "the signs of a chunk are another's",
+        ">> chunk(j) % 4 * 8 & 0xff",
+        ">> chunk(j) / 2 % 2 * 8 & 0xff",
+    ),
+    Bug(
+        "rows grow",
+        "scale, warps, rows.count) * share.kUnit;\n    store_rows",
+        "scale, warps, rows.count);\n    store_rows",
+    ),
     Bug(
         "a stage of the transform is left out",
         "apart = 1; apart < share.kLanes",
@@ -107,8 +115,8 @@ BUGS = (
     Bug("ones are twos", "kOnes = 0x38383838;", "kOnes = 0x40404040;"),
     Bug(
         "rows past the end are loaded",
-        "from + row * stride + column, row < rows)",
-        "from + row * stride + column, true)",
+        "from + row * stride + column, row < rows,",
+        "from + row * stride + column, true,",
         (OUTSIDE,),
     ),
     Bug(

@@ -79,8 +79,7 @@ def test_signs_are_balanced_and_those_of_the_kernel(d: int) -> None:
     words = [int(word.rstrip("u"), 16) for word in render.signs(spec).split(", ")]
     bits = [words[column // 32] >> column % 32 & 1 for column in range(d)]
     assert (signs == 1 - 2 * np.array(bits)).all()
-    norm = np.float32(render.norm(spec).rstrip("f"))
-    assert norm == np.float32(1 / math.sqrt(d))
+    assert np.float32(render.unit(spec).rstrip("f")) == quantise.unit_of(d)
 
 
 @pytest.mark.parametrize("scales", SHAPES)
