@@ -52,7 +52,7 @@
 //   8e7d2df2  device/matmul_wgmma.cuh
 //   06eb1102  device/matrix_descriptor.cuh
 //   772adaad  device/mbarrier.cuh
-//   49b50e58  device/quantise_e4m3.cuh
+//   f9ccc798  device/quantise_e4m3.cuh
 //   d13b3e0b  device/rescore.cuh
 //   56ce5a2e  device/rows.cuh
 //   8060ae93  device/schedule.cuh

@@ -351,16 +351,17 @@ $(parameters(kernel))) {
   // clang-format on
   extern __shared__ __align__(1024) unsigned char smem_raw[];
   const i64 q_heads = i64(batch) * heads, k_heads = i64(batch) * kv_heads;
-  const i64 blocks[3] = {blocks_of(seq_q), blocks_of(seq_kv), blocks_of(max(seq_kv, 1))};
 //% if kernel.scales == "tensor"
   const Part part = {int(blockIdx.x), 0, 0};
-  const i64 count = blocks[part.tensor] * (part.tensor == 0 ? q_heads : k_heads);
+  const i64 sharing = part.tensor == 0 ? q_heads : k_heads;
 //% else
   const Part part = part_of(blockIdx.x, q_heads, k_heads, 1, 1);
-  const i64 count = blocks[part.tensor];
+  const i64 sharing = 1;
 //% endif
-  if (part.tensor > 0) most += q_heads * blocks[0];
-  if (part.tensor > 1) most += k_heads * blocks[1];
+  const int seq = part.tensor == 0 ? seq_q : part.tensor == 1 ? seq_kv : max(seq_kv, 1);
+  const i64 count = sharing * blocks_of(seq);
+  if (part.tensor > 0) most += q_heads * blocks_of(seq_q);
+  if (part.tensor > 1) most += k_heads * blocks_of(seq_kv);
   float found = 0.f;
   for (i64 i = threadIdx.x; i < count; i += kQuantisers) {
     found = fmaxf(found, most[part.head * count + i]);

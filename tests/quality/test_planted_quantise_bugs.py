@@ -137,7 +137,7 @@ BUGS = (
         "rows_of(part, k, k_strides, kv_heads, seq_kv);",
         "rows_of(part, q, q_strides, kv_heads, seq_kv);",
     ),
-    Bug("Q's largest are K's", "most += q_heads * blocks[0];", "most += 0;", scales="head"),
+    Bug("Q's largest are K's", "most += q_heads * blocks_of(seq_q);", "most += 0;", scales="head"),
     Bug("a head takes all blocks", "most[part.head * count + i]", "most[i]", scales="head"),
     Bug("heads share a scale", "return part.head; }", "return 0; }", scales="head"),
     Bug(
