@@ -364,7 +364,8 @@ def shape(problem: Problem) -> str:
     keys = f" x {p.seq_kv}" if p.seq_kv != p.seq else ""
     dims = f" (V {p.head_dim_v})" if p.head_dim_v != p.head_dim else ""
     mask = {"full": "", "causal": ", causal"}.get(p.mask, f", window {p.reach[0]},{p.reach[1]}")
-    return f"batch {p.batch}, {heads}, seq {p.seq}{keys}, head_dim {p.head_dim}{dims}{mask}"
+    made = f", from {p.in_dtype}{', rotated' * p.incoherent}" if p.quantises else ""
+    return f"batch {p.batch}, {heads}, seq {p.seq}{keys}, head_dim {p.head_dim}{dims}{mask}{made}"
 
 
 def headline(entry: Entry, gpu: Gpu) -> str:

@@ -471,8 +471,13 @@ class Tensors:
 
 def compulsory(problem: Problem) -> int:
     """Bytes no forward pass can avoid: Q, K and V read once, O written once."""
+    return given(problem) + Tensors.of(problem).o
+
+
+def given(problem: Problem) -> int:
+    """Bytes of Q, K and V as they come, before they are quantised."""
     t = Tensors.of(problem)
-    return t.q + t.kv + t.o
+    return (t.q + t.kv) // problem.element_bytes * problem.in_bytes
 
 
 def hbm(problem: Problem, algo: str, pass_: str) -> HbmBytes:
@@ -496,8 +501,7 @@ def _flash_hbm(problem: Problem, algo: str, pass_: str) -> HbmBytes:
     if transposes(algo, problem.dtype):
         forward = math.prod(transposed_shape(problem)) + _quantised_workspace(problem)
     if pass_ == "fwd":
-        given = (t.q + t.kv) // problem.element_bytes * problem.in_bytes
-        return HbmBytes(inputs=given + t.bias, outputs=t.o + t.lse, workspace=forward)
+        return HbmBytes(inputs=given(problem) + t.bias, outputs=t.o + t.lse, workspace=forward)
     backward = _dq_workspace(problem, algo)
     return HbmBytes(
         inputs=t.q + t.kv + t.o + t.bias,  # dO is as large as O

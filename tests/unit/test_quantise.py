@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from fasim import gpu, planner, quantise, reference, render
+from fasim import gpu, planner, quantise, reference, render, show
 from fasim.errors import UsageError
 from fasim.model import footprint, traffic
 from fasim.model.tiles import Tiles
@@ -213,6 +213,8 @@ def test_bytes_by_hand(scales: str) -> None:
     workspace = q + k + 4 * factors + 4 * blocks * (scales != "block") + 2 * 3 * 65 * 256
     hbm = footprint.hbm(problem(scales=scales), "v3", "fwd")
     assert (hbm.workspace, hbm.inputs) == (workspace, 2 * (q + 2 * k))
+    o = 2 * q
+    assert footprint.compulsory(problem(scales=scales)) == hbm.inputs + o
 
 
 def test_quantising_takes_time() -> None:
@@ -224,3 +226,8 @@ def test_quantising_takes_time() -> None:
         for in_dtype in ("e4m3", "bf16")
     }
     assert seconds["bf16"] > 1.02 * seconds["e4m3"]
+
+
+def test_a_problem_says_what_it_is_made_of() -> None:
+    assert show.shape(problem(incoherent=True)).endswith("head_dim 64, from bf16, rotated")
+    assert "from" not in show.shape(Problem(dtype="e4m3"))
