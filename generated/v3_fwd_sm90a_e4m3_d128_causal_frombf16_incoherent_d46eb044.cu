@@ -52,7 +52,7 @@
 //   8e7d2df2  device/matmul_wgmma.cuh
 //   06eb1102  device/matrix_descriptor.cuh
 //   772adaad  device/mbarrier.cuh
-//   f9ccc798  device/quantise_e4m3.cuh
+//   d7b04bff  device/quantise_e4m3.cuh
 //   d13b3e0b  device/rescore.cuh
 //   56ce5a2e  device/rows.cuh
 //   8060ae93  device/schedule.cuh
@@ -109,7 +109,7 @@
 // "incoherent": true, "kv_heads": 8, "out_dtype": "bf16", "pass": "fwd", "scale":
 // 0.08838834764831843, "scales": "block", "seq": 8192, "seq_kv": 8192, "softcap": 0.0, "varlen":
 // false, "window": [-1, -1]}, "schema": "fasim.plan/1", "slots": 132, "smem_bytes": 134144}
-// ---- the rest of the file has sha256 838fc25d381ab4754db9fa683b51ad7f1923e830e3f5dae2c9eae708b97dea8e
+// ---- the rest of the file has sha256 45756450a327e8f4560b73cf5b51ea9a5009485a8b0a06b26d01cc839bf478d1
 // FlashAttention-3, forward (Shah et al. 2024, algorithms 1 and 2).
 //
 // A block stays on its SM and works on one tile of queries after the other. One warpgroup, the producer,
@@ -1435,7 +1435,8 @@ using Input = u16;  // bf16
 
 constexpr int kBlockRows = 128;
 constexpr int kQuantisers = 256;  // threads of a block
-constexpr int kQuantisingBlocks = 768 / kQuantisers;  // on an SM: some load while others compute
+// On an SM: some load while others compute. Without a rotation two are enough, and need not spill.
+constexpr int kQuantisingBlocks = kQuantisers > 256 ? 1 : 3;
 constexpr int kEight = 8;  // elements of a 16-byte load
 constexpr int kQuantiserBytes = kDV * kBlockRows + 64;  // a tile of V, and a number of each warp
 constexpr float kLargest = 448.f;
@@ -1541,8 +1542,8 @@ __device__ __forceinline__ void transform_across(Row<kChunks>& x, int apart) {
   }
 }
 
-// Rows become their Hadamard transforms, each number sqrt(d) times what a rotation makes it. Of a column's bits the lowest three are a
-// thread's, the next its neighbours', the others its chunks'.
+// Rows become their Hadamard transforms, every number sqrt(d) times what a rotation makes of it. Of a
+// column's bits the lowest three are a thread's, the next its neighbours', the others its chunks'.
 template <int kWidth>
 __device__ __forceinline__ void rotate(RowShare<kWidth>& share) {
 #pragma unroll
@@ -1656,7 +1657,7 @@ __device__ __forceinline__ float scale_for(float most) {
 // What a thread block takes: a block of rows of one head of Q, of K or of V.
 struct Part {
   int tensor;  // 0, 1 or 2
-  i64 head;  // of the whole batch
+  int head;  // of the whole batch
   int block;
 };
 
@@ -1671,21 +1672,21 @@ __host__ __device__ __forceinline__ int blocks_of(int seq) {
 }
 
 // In the order of their numbers; V has a block where there are no keys, too.
-__device__ __forceinline__ Part part_of(i64 index, i64 q_heads, i64 kv_heads, int seq_q,
+__device__ __forceinline__ Part part_of(int index, int q_heads, int kv_heads, int seq_q,
                                         int seq_kv) {
-  const int blocks[3] = {blocks_of(seq_q), blocks_of(seq_kv), blocks_of(max(seq_kv, 1))};
-  const i64 of_q = q_heads * blocks[0], of_k = kv_heads * blocks[1];
-  if (index < of_q) return {0, index / blocks[0], int(index % blocks[0])};
-  index -= of_q;
-  if (index < of_k) return {1, index / blocks[1], int(index % blocks[1])};
-  index -= of_k;
-  return {2, index / blocks[2], int(index % blocks[2])};
+  const int of_q = q_heads * blocks_of(seq_q), of_k = kv_heads * blocks_of(seq_kv);
+  const int tensor = index < of_q ? 0 : index < of_q + of_k ? 1 : 2;
+  index -= tensor == 0 ? 0 : tensor == 1 ? of_q : of_q + of_k;
+  const int blocks = blocks_of(tensor == 0 ? seq_q : max(seq_kv, 1));
+  const int head = u32(index) / u32(blocks);
+  return {tensor, head, index - head * blocks};
 }
 
 __device__ __forceinline__ Rows rows_of(const Part& part, const Input* x, const Strides& strides,
                                         int heads, int seq) {
   const i64 first = i64(part.block) * kBlockRows;
-  x += part.head / heads * strides.batch + part.head % heads * strides.head + first * strides.seq;
+  const int batch = u32(part.head) / u32(heads), head = part.head - batch * heads;
+  x += batch * strides.batch + head * strides.head + first * strides.seq;
   return {x, strides.seq, int(min(i64(kBlockRows), seq - first))};
 }
 
@@ -1710,7 +1711,7 @@ __device__ __forceinline__ float scale_of(const Share& share, float* scale, floa
 
 // Where the factor of a part is.
 __device__ __forceinline__ i64 scale_at(const Part& part, int seq) {
-  return part.head * blocks_of(seq) + part.block;
+  return i64(part.head) * blocks_of(seq) + part.block;
 }
 // clang-format off
 extern "C" __global__ void __launch_bounds__(kQuantisers, kQuantisingBlocks)
@@ -1726,7 +1727,7 @@ v3_fwd_sm90a_e4m3_d128_causal_frombf16_incoherent_d46eb044_quantise(
   // clang-format on
   extern __shared__ __align__(1024) unsigned char smem_raw[];
   float* warps = reinterpret_cast<float*>(smem_raw + kDV * kBlockRows);
-  const Part part = part_of(blockIdx.x, i64(batch) * heads, i64(batch) * kv_heads, seq_q, seq_kv);
+  const Part part = part_of(blockIdx.x, batch * heads, batch * kv_heads, seq_q, seq_kv);
   const i64 first = i64(part.block) * kBlockRows;
   const bool of_q = part.tensor == 0;
   if (part.tensor < 2) {
@@ -1737,7 +1738,8 @@ v3_fwd_sm90a_e4m3_d128_causal_frombf16_incoherent_d46eb044_quantise(
     RowShare<kHeadDim> share;
     load(share, rows);
     const float inverse = 1.f / scale_of(share, scale, warps, rows.count) * share.kUnit;
-    store_rows(share, (of_q ? q8 : k8) + (part.head * seq + first) * kHeadDim, rows.count, inverse);
+    Element* to = (of_q ? q8 : k8) + (i64(part.head) * seq + first) * kHeadDim;
+    store_rows(share, to, rows.count, inverse);
   } else {
     const Rows rows = rows_of(part, v, v_strides, kv_heads, seq_kv);
     ValueShare share;
@@ -1745,7 +1747,7 @@ v3_fwd_sm90a_e4m3_d128_causal_frombf16_incoherent_d46eb044_quantise(
     float* scale = v_scale + scale_at(part, seq_kv);
     const float inverse = 1.f / scale_of(share, scale, warps, rows.count) * share.kUnit;
     const i64 keys = i64(blocks_of(max(seq_kv, 1))) * kBlockRows;
-    store_values(share, smem_raw, vt + part.head * (kDV + 1) * keys + first, keys, inverse);
+    store_values(share, smem_raw, vt + i64(part.head) * (kDV + 1) * keys + first, keys, inverse);
   }
 }
 

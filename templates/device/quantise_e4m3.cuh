@@ -11,7 +11,8 @@ using Input = u16;  // $(kernel.in_dtype)
 
 constexpr int kBlockRows = 128;
 constexpr int kQuantisers = $(kernel.quantisers);  // threads of a block
-constexpr int kQuantisingBlocks = 768 / kQuantisers;  // on an SM: some load while others compute
+// On an SM: some load while others compute. Without a rotation two are enough, and need not spill.
+constexpr int kQuantisingBlocks = kQuantisers > 256 ? 1 : $(3 if kernel.incoherent else 2);
 constexpr int kEight = 8;  // elements of a 16-byte load
 constexpr int kQuantiserBytes = kDV * kBlockRows + 64;  // a tile of V, and a number of each warp
 constexpr float kLargest = 448.f;
@@ -130,8 +131,8 @@ __device__ __forceinline__ void transform_across(Row<kChunks>& x, int apart) {
   }
 }
 
-// Rows become their Hadamard transforms, each number sqrt(d) times what a rotation makes it. Of a column's bits the lowest three are a
-// thread's, the next its neighbours', the others its chunks'.
+// Rows become their Hadamard transforms, every number sqrt(d) times what a rotation makes of it. Of a
+// column's bits the lowest three are a thread's, the next its neighbours', the others its chunks'.
 template <int kWidth>
 __device__ __forceinline__ void rotate(RowShare<kWidth>& share) {
 #pragma unroll
@@ -247,7 +248,7 @@ __device__ __forceinline__ float scale_for(float most) {
 // What a thread block takes: a block of rows of one head of Q, of K or of V.
 struct Part {
   int tensor;  // 0, 1 or 2
-  i64 head;  // of the whole batch
+  int head;  // of the whole batch
   int block;
 };
 
@@ -262,21 +263,21 @@ __host__ __device__ __forceinline__ int blocks_of(int seq) {
 }
 
 // In the order of their numbers; V has a block where there are no keys, too.
-__device__ __forceinline__ Part part_of(i64 index, i64 q_heads, i64 kv_heads, int seq_q,
+__device__ __forceinline__ Part part_of(int index, int q_heads, int kv_heads, int seq_q,
                                         int seq_kv) {
-  const int blocks[3] = {blocks_of(seq_q), blocks_of(seq_kv), blocks_of(max(seq_kv, 1))};
-  const i64 of_q = q_heads * blocks[0], of_k = kv_heads * blocks[1];
-  if (index < of_q) return {0, index / blocks[0], int(index % blocks[0])};
-  index -= of_q;
-  if (index < of_k) return {1, index / blocks[1], int(index % blocks[1])};
-  index -= of_k;
-  return {2, index / blocks[2], int(index % blocks[2])};
+  const int of_q = q_heads * blocks_of(seq_q), of_k = kv_heads * blocks_of(seq_kv);
+  const int tensor = index < of_q ? 0 : index < of_q + of_k ? 1 : 2;
+  index -= tensor == 0 ? 0 : tensor == 1 ? of_q : of_q + of_k;
+  const int blocks = blocks_of(tensor == 0 ? seq_q : max(seq_kv, 1));
+  const int head = u32(index) / u32(blocks);
+  return {tensor, head, index - head * blocks};
 }
 
 __device__ __forceinline__ Rows rows_of(const Part& part, const Input* x, const Strides& strides,
                                         int heads, int seq) {
   const i64 first = i64(part.block) * kBlockRows;
-  x += part.head / heads * strides.batch + part.head % heads * strides.head + first * strides.seq;
+  const int batch = u32(part.head) / u32(heads), head = part.head - batch * heads;
+  x += batch * strides.batch + head * strides.head + first * strides.seq;
   return {x, strides.seq, int(min(i64(kBlockRows), seq - first))};
 }
 
@@ -304,7 +305,7 @@ __device__ __forceinline__ float scale_of(const Share& share, float* scale, floa
 
 // Where the factor of a part is.
 __device__ __forceinline__ i64 scale_at(const Part& part, int seq) {
-  return part.head * blocks_of(seq) + part.block;
+  return i64(part.head) * blocks_of(seq) + part.block;
 }
 //% else
 // The factor that the kernel before found.
@@ -326,7 +327,7 @@ $(kernel.stem)_largest(
 $(parameters(kernel))) {
   // clang-format on
   extern __shared__ __align__(1024) unsigned char smem_raw[];
-  const Part part = part_of(blockIdx.x, i64(batch) * heads, i64(batch) * kv_heads, seq_q, seq_kv);
+  const Part part = part_of(blockIdx.x, batch * heads, batch * kv_heads, seq_q, seq_kv);
   const bool of_q = part.tensor == 0;
   float found;
   if (part.tensor < 2) {
@@ -350,21 +351,21 @@ $(kernel.stem)_scales(
 $(parameters(kernel))) {
   // clang-format on
   extern __shared__ __align__(1024) unsigned char smem_raw[];
-  const i64 q_heads = i64(batch) * heads, k_heads = i64(batch) * kv_heads;
+  const int q_heads = batch * heads, k_heads = batch * kv_heads;
 //% if kernel.scales == "tensor"
   const Part part = {int(blockIdx.x), 0, 0};
-  const i64 sharing = part.tensor == 0 ? q_heads : k_heads;
+  const int sharing = part.tensor == 0 ? q_heads : k_heads;
 //% else
   const Part part = part_of(blockIdx.x, q_heads, k_heads, 1, 1);
-  const i64 sharing = 1;
+  const int sharing = 1;
 //% endif
   const int seq = part.tensor == 0 ? seq_q : part.tensor == 1 ? seq_kv : max(seq_kv, 1);
-  const i64 count = sharing * blocks_of(seq);
+  const int count = sharing * blocks_of(seq);
   if (part.tensor > 0) most += q_heads * blocks_of(seq_q);
   if (part.tensor > 1) most += k_heads * blocks_of(seq_kv);
   float found = 0.f;
-  for (i64 i = threadIdx.x; i < count; i += kQuantisers) {
-    found = fmaxf(found, most[part.head * count + i]);
+  for (int i = threadIdx.x; i < count; i += kQuantisers) {
+    found = fmaxf(found, most[i64(part.head) * count + i]);
   }
   found = largest_of_block(found, reinterpret_cast<float*>(smem_raw));
   float* scale = part.tensor == 0 ? q_scale : part.tensor == 1 ? k_scale : v_scale;
@@ -379,7 +380,7 @@ $(parameters(kernel))) {
   // clang-format on
   extern __shared__ __align__(1024) unsigned char smem_raw[];
   float* warps = reinterpret_cast<float*>(smem_raw + kDV * kBlockRows);
-  const Part part = part_of(blockIdx.x, i64(batch) * heads, i64(batch) * kv_heads, seq_q, seq_kv);
+  const Part part = part_of(blockIdx.x, batch * heads, batch * kv_heads, seq_q, seq_kv);
   const i64 first = i64(part.block) * kBlockRows;
   const bool of_q = part.tensor == 0;
   if (part.tensor < 2) {
@@ -390,7 +391,8 @@ $(parameters(kernel))) {
     RowShare<kHeadDim> share;
     load(share, rows);
     const float inverse = 1.f / scale_of(share, scale, warps, rows.count) * share.kUnit;
-    store_rows(share, (of_q ? q8 : k8) + (part.head * seq + first) * kHeadDim, rows.count, inverse);
+    Element* to = (of_q ? q8 : k8) + (i64(part.head) * seq + first) * kHeadDim;
+    store_rows(share, to, rows.count, inverse);
   } else {
     const Rows rows = rows_of(part, v, v_strides, kv_heads, seq_kv);
     ValueShare share;
@@ -398,6 +400,6 @@ $(parameters(kernel))) {
     float* scale = v_scale + scale_at(part, seq_kv);
     const float inverse = 1.f / scale_of(share, scale, warps, rows.count) * share.kUnit;
     const i64 keys = i64(blocks_of(max(seq_kv, 1))) * kBlockRows;
-    store_values(share, smem_raw, vt + part.head * (kDV + 1) * keys + first, keys, inverse);
+    store_values(share, smem_raw, vt + i64(part.head) * (kDV + 1) * keys + first, keys, inverse);
   }
 }

@@ -59,8 +59,8 @@ BUGS = (
     ),
     Bug(
         "rows grow",
-        "scale, warps, rows.count) * share.kUnit;\n    store_rows",
-        "scale, warps, rows.count);\n    store_rows",
+        "scale, warps, rows.count) * share.kUnit;\n    Element",
+        "scale, warps, rows.count);\n    Element",
     ),
     Bug(
         "a stage of the transform is left out",
@@ -127,18 +127,18 @@ BUGS = (
     ),
     Bug(
         "blocks share a scale",
-        "part.head * blocks_of(seq) + part.block;",
-        "part.head * blocks_of(seq);",
+        "i64(part.head) * blocks_of(seq) + part.block;",
+        "i64(part.head) * blocks_of(seq);",
         (RACE,),
     ),
-    Bug("the batch is forgotten", "part.head / heads * strides.batch + ", ""),
+    Bug("the batch is forgotten", "batch * strides.batch + ", ""),
     Bug(
         "K is Q",
         "rows_of(part, k, k_strides, kv_heads, seq_kv);",
         "rows_of(part, q, q_strides, kv_heads, seq_kv);",
     ),
     Bug("Q's largest are K's", "most += q_heads * blocks_of(seq_q);", "most += 0;", scales="head"),
-    Bug("a head takes all blocks", "most[part.head * count + i]", "most[i]", scales="head"),
+    Bug("a head takes all blocks", "most[i64(part.head) * count + i]", "most[i]", scales="head"),
     Bug("heads share a scale", "return part.head; }", "return 0; }", scales="head"),
     Bug(
         "the first blocks only",
