@@ -41,7 +41,12 @@ from fasim.runners import gpu
 GPU, SMS, TOKENS, HIDDEN = "h200", 132, 16384, 2048
 HEAD_DIMS, SEQS = (64, 128, 256), (512, 1024, 2048, 4096, 8192, 16384)
 MATMULS = {"fwd": 4, "bwd": 10}  # FLOPs a pair and head_dim: the usual count, S again in backward
-TYPES = {torch.bfloat16: "<V2", torch.float16: "<f2", torch.float32: "<f4", torch.float8_e4m3fn: "<V1"}
+TYPES = {
+    torch.bfloat16: "<V2",
+    torch.float16: "<f2",
+    torch.float32: "<f4",
+    torch.float8_e4m3fn: "<V1",
+}
 
 Planned = tuple[Problem, Entry, Kernel]
 

@@ -59,9 +59,9 @@
 //   8792d681  device/words.cuh
 //   534c3344  kernels/v2_bwd.cu
 //   8644c7ee  parts/constants_bwd.cuh
-//   2c9f1fd9  parts/main_arrays.cuh
+//   5a818b86  parts/main_arrays.cuh
 //   b86622cb  parts/main_bwd.cu
-//   ac5a8a33  parts/main_options.cuh
+//   25b3c27d  parts/main_options.cuh
 //   337a472a  ptx/cp_async.cuh
 //   42d2ca0a  ptx/cvt_f16x2.cuh
 //   23f60c67  ptx/cvt_f32_f16.cuh

@@ -44,8 +44,8 @@
 //   b258f583  kernels/v2_fwd.cu
 //   77f6d870  parts/constants.cuh
 //   8a2896d0  parts/main.cu
-//   2c9f1fd9  parts/main_arrays.cuh
-//   ac5a8a33  parts/main_options.cuh
+//   5a818b86  parts/main_arrays.cuh
+//   25b3c27d  parts/main_options.cuh
 //   337a472a  ptx/cp_async.cuh
 //   42d2ca0a  ptx/cvt_f16x2.cuh
 //   422cf4a7  ptx/ex2.cuh

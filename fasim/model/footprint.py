@@ -22,6 +22,8 @@ from fasim.plan import (
     WARP,
     columns_at_once,
     padded_tensors,
+    row_blocks,
+    scale_shapes,
     takable,
     transposed_shape,
     transposes,
@@ -399,8 +401,8 @@ def gradient_columns(problem: Problem, tiles: Tiles) -> Ints:
 
 
 def _v3_fwd_registers(problem: Problem, tiles: Tiles) -> Any:
-    """A warpgroup of 128 threads owns 64 rows: S N/2, O D_v/2, P N e/8; in e4m3 the sums of a tile take
-    the registers of S, and O has the sums of rounded weights."""
+    """A warpgroup of 128 threads owns 64 rows: S N/2, O D_v/2, P N e/8; in e4m3 the sums of a tile
+    take the registers of S, and O has the sums of rounded weights."""
     p = tiles.block_kv * problem.element_bytes // 8
     o = padded(problem.head_dim_v, problem.dtype) // 2
     options = sum(v3_option_registers(problem, tiles).values())
@@ -490,8 +492,13 @@ class Tensors:
 
 def compulsory(problem: Problem) -> int:
     """Bytes no forward pass can avoid: Q, K and V read once, O written once."""
+    return given(problem) + Tensors.of(problem).o
+
+
+def given(problem: Problem) -> int:
+    """Bytes of Q, K and V as they come, before they are quantised."""
     t = Tensors.of(problem)
-    return t.q + t.kv + t.o
+    return (t.q + t.kv) // problem.element_bytes * problem.in_bytes
 
 
 def hbm(problem: Problem, algo: str, pass_: str) -> HbmBytes:
@@ -513,11 +520,11 @@ def _flash_hbm(problem: Problem, algo: str, pass_: str) -> HbmBytes:
     t = Tensors.of(problem)
     forward = _v1_workspace(problem) if algo == "v1" else 0
     if transposes(algo, problem.dtype):
-        forward = math.prod(transposed_shape(problem))
+        forward = math.prod(transposed_shape(problem)) + _quantised_workspace(problem)
     if algo == "v3":
         forward += _padded_workspace(problem)
     if pass_ == "fwd":
-        return HbmBytes(inputs=t.q + t.kv + t.bias, outputs=t.o + t.lse, workspace=forward)
+        return HbmBytes(inputs=given(problem) + t.bias, outputs=t.o + t.lse, workspace=forward)
     backward = _dq_workspace(problem, algo)
     return HbmBytes(
         inputs=t.q + t.kv + t.o + t.bias,  # dO is as large as O
@@ -532,6 +539,14 @@ def _padded_workspace(problem: Problem) -> int:
     d, dv = takable(problem.head_dim), takable(problem.head_dim_v)
     wide = vars(Tensors.of(replace(problem, head_dim=d, head_dim_v=dv)))
     return sum(wide[name] for name in padded_tensors(problem))
+
+
+def _quantised_workspace(problem: Problem) -> int:
+    """Q and K in e4m3, scale factors, and the largest numbers of blocks that share one."""
+    if not problem.quantises:
+        return 0
+    t, factors = Tensors.of(problem), sum(map(math.prod, scale_shapes(problem).values()))
+    return t.q + t.k + 4 * (factors + sum(row_blocks(problem)) * (problem.scales != "block"))
 
 
 def _v1_workspace(problem: Problem) -> int:

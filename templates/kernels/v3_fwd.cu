@@ -111,7 +111,7 @@ constexpr int kTurnBarrier = 1 + kConsumers;  // a consumer's turn to start prod
 //% if kernel.scaled
 //% include "device/key_order.cuh"
 
-//% include "device/transpose_e4m3.cuh"
+//% include "device/" ~ ("quantise" if kernel.quantises else "transpose") ~ "_e4m3.cuh"
 //% endif
 
 //% if kernel.padded_tensors
@@ -155,9 +155,9 @@ $(parameters(kernel))) {
     if (threadIdx.x % 128 != 0) return;
 //% if kernel.scales == "block"
     const int tiles_kv = (seq_kv + kBlockKV - 1) / kBlockKV;
-    Loader loader = {shared, &k_map, &vt_map, kv_heads, k_scale, v_scale, tiles_kv};
+    Loader loader = {shared, &$(map_of(kernel, "k")), &vt_map, kv_heads, k_scale, v_scale, tiles_kv};
 //% elif kernel.scaled
-    Loader loader = {shared, &k_map, &vt_map, kv_heads};
+    Loader loader = {shared, &$(map_of(kernel, "k")), &vt_map, kv_heads};
 //% else
     Loader loader = {shared, &$(map_of(kernel, "k")), &$(map_of(kernel, "v"))};
 //% endif

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from fasim import planner, properties, reference
+from fasim import accuracy, planner, properties, reference
 from fasim.gpu import load
 from fasim.plan import Tile
 from fasim.problem import Problem
@@ -35,7 +35,8 @@ def kernel(**options: Any) -> Kernel:
 
 
 def v3_kernel(**options: Any) -> Kernel:
-    plan = planner.plan(Problem(dtype="e4m3", head_dim=64, **options), load("h200"), "v3").plan
+    problem = Problem(**{"dtype": "e4m3", "head_dim": 64, **options})
+    plan = planner.plan(problem, load("h200"), "v3").plan
     assert plan
     return render(plan)
 
@@ -144,3 +145,22 @@ def test_many_small_weights_are_not_lost() -> None:
     assert small_weights(right) == pytest.approx(mass / (1 + mass), rel=2.0**-4)
     assert right.source.count(stretch) == 1
     assert small_weights(parse(right.source.replace(stretch, "kWeightExponent = 0.f;"))) == 0
+
+
+@pytest.mark.parametrize(
+    ("incoherent", "most"),
+    [
+        (False, {"normal": 3e-3, "outliers": 1.5e-2, "heavy": 1.6e-1, "drifting": 4e-2}),
+        (True, {"normal": 3e-3, "outliers": 9.1e-3, "heavy": 1e-1, "drifting": 4e-2}),
+    ],
+)
+def test_what_quantising_loses(incoherent: bool, most: dict[str, float]) -> None:
+    """Against float64 on the inputs in bf16; rotated, outliers lose half as much."""
+    options = {"in_dtype": "bf16", "scales": "block", "incoherent": incoherent, "head_dim": 128}
+    measured = accuracy.measure(v3_kernel(**options), EmulatorRunner())
+    found = {one.inputs: one for one in measured}
+    assert found.keys() == most.keys()
+    for name, one in found.items():
+        assert one.kernel.rmse <= most[name]
+        assert one.kernel.cosine > 0.994
+        assert one.bf16.rmse < one.kernel.rmse / 10

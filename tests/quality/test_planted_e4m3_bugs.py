@@ -51,7 +51,7 @@ class Bug:
 SUM = "o[0][kColumn / 8 + i / 4][i % 4] += t[0][i / 4][i % 4];"
 MOVED = "o[0][i / 4][i % 4] *= factor[i / 2 % 2];"
 BUGS = (
-    Bug("V's keys keep their order", "i / 4 * 16 + i % 4 * 2 + j % 2 + j / 2 * 8", "4 * i + j"),
+    Bug("V's keys keep their order", "first_key + key_at(4 * i + j)", "first_key + 4 * i + j"),
     Bug(
         "the sums of a tile begin with those of the last",
         "if (step == 0) ptx::wgmma_m64k32_e4m3_fresh(sums, p[0][step], right);",

@@ -374,6 +374,7 @@ OPTIONS: tuple[dict[str, Any], ...] = (
     {"varlen": True},
     {"dtype": "e4m3", "scales": "head"},
     {"algo": "v3", "dtype": "fp16"},
+    {"algo": "v3", "dtype": "e4m3", "scales": "block", "in_dtype": "bf16", "incoherent": True},
 )
 
 

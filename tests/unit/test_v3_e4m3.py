@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from typing import Any
 
 import numpy as np
@@ -98,9 +97,8 @@ def test_the_order_of_keys_is_that_of_the_weights() -> None:
     """Of 16 columns a thread scores 2t, 2t + 1, 2t + 8 and 2t + 9, four bytes of a register, so
     places 4t to 4t + 3 of V transposed: the expression in the kernel, read as Python."""
     source = render(plan_of(problem())).source
-    (line,) = (x for x in source.splitlines() if "const i64 key = first_key +" in x)
-    text = line.split("first_key +")[1].rstrip(";").replace("/", "//")
-    got = [eval(text, {"i": i, "j": j}) for i, j in itertools.product(range(8), range(4))]
+    text = source.split("int key_at(int place) {")[1].split("return ")[1].split(";")[0]
+    got = [eval(text.replace("/", "//"), {"place": place}) for place in range(32)]
     columns = [[2 * t, 2 * t + 1, 2 * t + 8, 2 * t + 9] for t in range(4)]
     assert got == [16 * half + key for half in range(2) for key in np.ravel(columns)]
 
