@@ -274,7 +274,7 @@ _Gated = tuple[Event, str, int]  # what must have happened more often than so ma
 
 
 def _v3_loads(head: _Head, steps: _Steps) -> Iterator[_Gated]:
-    """The producer's, each when its slot is free; V one step behind K, or in e4m3 right behind it."""
+    """The producer's, each when its slot is free; V one step behind K, in e4m3 right behind it."""
     role, stages, count = "producer", head.tile.stages, 0
     late: list[int] = []  # the key tile whose V is still to come
     for i, (query, keys) in enumerate(steps):

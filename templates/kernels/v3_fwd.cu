@@ -354,19 +354,22 @@ $(parameters(kernel))) {
     const Turn at = turn<kStages>(n);
     wait(&shared.full_v[at.slot], at.parity);
     const auto& values = shared.v[at.slot];
+    const auto few_scores_of = [&](FewScores& few, int step) {
+      const auto& q_rows = shared.q[(round - 1) % kQStages][warpgroup];
+      few_scores(few, q_rows, shared.k[at.slot], 32 * step);
+      finish(few, 32 * step);
+    };
     add_values(o, p, descriptor_of(values)$(", shared.value_factors[at.slot]" if kernel.scales == "block"), [&](auto&... t) {
-      if (!__any_sync(~0u, fmaxf(sum[0], sum[1]) > kLargestWeight)) return;  // no weight exceeds its sum
-      const bool moves[2] = {has_largest(p, 0), has_largest(p, 1)};
-      if (!__any_sync(~0u, moves[0] || moves[1])) return;
-      lower(p, o, row, sum, moves, $(softmax_factor(kernel)), [&](FewScores& few, int step) {
-        const auto& q_rows = shared.q[(round - 1) % kQStages][warpgroup];
-        few_scores(few, q_rows, shared.k[at.slot], 32 * step);
-        finish(few, 32 * step);
-      });
-      (few_values(t, p, moves, values), ...);
+      if (__any_sync(~0u, fmaxf(sum[0], sum[1]) > kLargestWeight)) {  // no weight exceeds its sum
+        const bool moves[2] = {has_largest(p, 0), has_largest(p, 1)};
+        if (__any_sync(~0u, moves[0] || moves[1])) {
+          lower(p, o, row, sum, moves, $(softmax_factor(kernel)), few_scores_of);
+          (few_values(t, p, moves, values), ...);
+        }
+      }
+      row.sum[0] += sum[0];
+      row.sum[1] += sum[1];
     });
-    row.sum[0] += sum[0];
-    row.sum[1] += sum[1];
     if (tells()) {
       ptx::mbarrier_arrive(&shared.empty_k[at.slot]);
       ptx::mbarrier_arrive(&shared.empty_v[at.slot]);
@@ -382,16 +385,17 @@ $(parameters(kernel))) {
     tile = uniform(tile);
     return works;
   };
-  bool works = begin_together();
-  for (int n = 0; works; ++n) {
-    add_tile(n);
-    const bool ends = __all_sync(~0u, tile == last_tile);
-    --tile;
-    if (!ends) continue;
-    works = begin_together();
+  int n = 0;
+  for (bool more = begin_together(); more;) {
+    for (bool ends = false; !ends; ++n) {
+      add_tile(n);
+      ends = __all_sync(~0u, tile == last_tile);
+      --tile;
+    }
+    more = begin_together();
     end();
     store();
-    note(kStored, n);
+    note(kStored, n - 1);
     reset(row);
     zero(o);
   }
