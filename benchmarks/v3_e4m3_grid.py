@@ -26,7 +26,7 @@ from v3_grid import PEERS
 from fasim import bench, peers
 from fasim.runners import gpu
 
-SCALES = {"dtype": "e4m3", "out_dtype": None, "scales": "head"}
+SCALES = {"dtype": "e4m3", "in_dtype": None, "out_dtype": None, "scales": "head"}
 
 
 def candidates(e4m3: Planned, bf16: Planned) -> list[bench.Candidate]:

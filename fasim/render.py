@@ -320,6 +320,11 @@ def hooked(kernel: KernelSpec) -> bool:
     return kernel.softcap or kernel.bias != "none"
 
 
+def unscaled(kernel: KernelSpec) -> bool:
+    """Whether softmax takes scores as they are multiplied, before the scale factor of their block."""
+    return kernel.scales == "block" and not hooked(kernel)
+
+
 def softmax_factor(kernel: KernelSpec) -> str:
     """What turns the scores that softmax sees into units of log2."""
     return "1.f" if hooked(kernel) else _score_factor(kernel)
@@ -538,7 +543,7 @@ def _environment() -> jinja2.Environment:
     )
     helpers = {"parameters": parameters, "call": call, "memory_map": memory_map, "padded": padded}
     options = (
-        *(hooked, softmax_factor, score_terms, score_call, score_columns_call, span_terms),
+        *(hooked, unscaled, softmax_factor, score_terms, score_call, score_columns_call, span_terms),
         *(longest_q, longest_k, dq_tile, head_rows, last_tile, warp_sees),
         *(mma, cvt, matrix_instructions, scale_of),
         *(q_stages, output_parts, loader_registers, arch_flags, v3_instructions, value_columns),

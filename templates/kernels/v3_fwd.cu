@@ -294,7 +294,7 @@ $(parameters(kernel))) {
     note(kAsked, n);
     wait(&shared.full_k[at.slot], at.parity);
 //% if kernel.scales == "block"
-    key_factor = shared.key_factors[at.slot];
+    key_factor = normal_factor(shared.key_factors[at.slot]);
 //% endif
 //% if not kernel.scaled
     ptx::bar_sync(kTurnBarrier + warpgroup, 256);
@@ -308,7 +308,7 @@ $(parameters(kernel))) {
 //% endif
   // From products to what softmax sees, for the keys from the tile's `column`-th on.
   const auto finish = [&](auto& s, int column) {
-//% if kernel.scales == "block"
+//% if kernel.scales == "block" and not unscaled(kernel)
     multiply(s, key_factor);
 //% endif
 //% if not hooked(kernel)
@@ -349,7 +349,7 @@ $(parameters(kernel))) {
     note(kScored, n);
     finish(s, 0);
     float sum[2];
-    weigh(p, sum, s, o, row, $(softmax_factor(kernel)), is_looked_at(whole.end - tile));
+    weigh(p, sum, s, o, row, $(softmax_factor(kernel)), is_looked_at(whole.end - tile)$(", key_factor" if unscaled(kernel)));
     note(kWeighed, n);
     const Turn at = turn<kStages>(n);
     wait(&shared.full_v[at.slot], at.parity);
@@ -357,6 +357,9 @@ $(parameters(kernel))) {
     const auto few_scores_of = [&](FewScores& few, int step) {
       const auto& q_rows = shared.q[(round - 1) % kQStages][warpgroup];
       few_scores(few, q_rows, shared.k[at.slot], 32 * step);
+//% if unscaled(kernel)
+      multiply(few, key_factor);
+//% endif
       finish(few, 32 * step);
     };
     add_values(o, p, descriptor_of(values)$(", shared.value_factors[at.slot]" if kernel.scales == "block"), [&](auto&... t) {
