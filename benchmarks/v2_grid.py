@@ -1,11 +1,13 @@
 """Time V2 beside FlashAttention-2 on the grid of its paper, forward and backward, and decoding.
 
-    python3 benchmarks/v2_grid.py --out results/ [fwd] [bwd] [decode] [odd] [options]
+    python3 benchmarks/v2_grid.py --compile-only
+    python3 benchmarks/v2_grid.py --out results/ [fwd] [bwd] [decode] [odd] [options] [ladder]
 
 16,384 tokens of hidden size 2048 in bf16: head_dim 64, 128 and 256, sequences of 512 to 16,384,
 causal or not, the planner's tile for each. Decoding: one query of 64 heads over 8 key heads against
 32,768 keys, beside a copy of as many bytes. Odd: head dimensions and a length that fit no tile,
-beside their neighbours. Options: each option beside plain attention of the same shape. All
+beside their neighbours. Options: each option beside plain attention of the same shape. Ladder: V1
+beside unfused attention in PyTorch, and V2 beside V1, at shapes with more heads than SMs. All
 candidates of a row take turns in one run.
 """
 
@@ -36,10 +38,15 @@ from fasim.problem import Problem
 from fasim.render import Kernel, render
 from fasim.runners import gpu
 
-GPU, TOKENS, HIDDEN = "h200", 16384, 2048
+GPU, SMS, TOKENS, HIDDEN = "h200", 132, 16384, 2048
 HEAD_DIMS, SEQS = (64, 128, 256), (512, 1024, 2048, 4096, 8192, 16384)
 MATMULS = {"fwd": 4, "bwd": 10}  # FLOPs a pair and head_dim: the usual count, S again in backward
-TYPES = {torch.bfloat16: "<V2", torch.float16: "<f2", torch.float32: "<f4", torch.float8_e4m3fn: "<V1"}
+TYPES = {
+    torch.bfloat16: "<V2",
+    torch.float16: "<f2",
+    torch.float32: "<f4",
+    torch.float8_e4m3fn: "<V1",
+}
 
 Planned = tuple[Problem, Entry, Kernel]
 
@@ -178,9 +185,10 @@ def option_groups() -> Iterator[dict[str, Problem]]:
             "window 1023,0": replace(plain, window=(1023, 0)),
             "softcap": replace(plain, softcap=30.0),
             "alibi": replace(plain, bias="alibi"),
-            "dense bias": replace(plain, bias="dense", batch=1, heads=8),
             "varlen": replace(plain, varlen=True),
         }
+        few = replace(plain, batch=1, heads=8, kv_heads=8)  # a bias of all heads would fill 8.6 GB
+        yield {"plain, 8 heads": few, "dense bias": replace(few, bias="dense")}
 
 
 def sized(d: int, seq: int, causal: bool) -> Problem:
@@ -204,10 +212,10 @@ def beside(group: dict[str, Problem], algo: str = "v2") -> Any:
     }
 
 
-def alone(name: str, found: Planned) -> bench.Candidate:
+def alone(name: str, found: Planned, arrays: dict[str, Any] | None = None) -> bench.Candidate:
     problem, entry, kernel = found
     launch = kernel.plan.launch_for(problem)
-    call = gpu.launch_on_device(kernel, bench.random_inputs(launch), launch)
+    call = gpu.launch_on_device(kernel, arrays or bench.random_inputs(launch), launch)
     return bench.Candidate(name, call, entry.time.seconds)
 
 
@@ -219,32 +227,93 @@ def useful_flops(problem: Problem) -> float:
 GROUPS = {"odd": odd_groups, "options": option_groups}
 
 
+# ---- V1 beside what came before and after it ----------------------------------------------------
+
+
+def ladder() -> Iterator[Problem]:
+    """At least two heads for every SM, as V1 has a block a head."""
+    for d, seq, causal in itertools.product((64, 128), (1024, 2048, 4096), (False, True)):
+        heads = HIDDEN // d
+        batch = max(TOKENS // seq, math.ceil(2 * SMS / heads))
+        yield Problem(batch=batch, heads=heads, seq=seq, head_dim=d, causal=causal, dtype="bf16")
+
+
+def rungs(problem: Problem) -> Any:
+    """V2, V1 and unfused attention in turns; speeds of V1 over unfused and of V2 over V1."""
+    found = {algo: one for algo in ("v2", "v1") if (one := planned(problem, algo))}
+    tensors = peers.tensors(problem)
+    unfused = bench.Candidate("unfused", peers.unfused(problem, **tensors))
+    arrays = {name: Shared(tensor) for name, tensor in tensors.items()}
+    ours = [alone(name, one, arrays) for name, one in found.items()]
+    timings = {t.name: t for t in bench.interleave([*ours, unfused])}
+    pairs = {"v1/unfused": ("v1", "unfused"), "v2/v1": ("v2", "v1")}
+    ratios = {name: vars(bench.ratio(timings[a], timings[b])) for name, (a, b) in pairs.items()}
+    rates = {t.name: useful_flops(problem) / t.seconds / 1e12 for t in timings.values()}
+    print("ladder", problem.head_dim, problem.seq, problem.batch * problem.heads, problem.causal,
+          {name: f"{ratio['median']:.2f}" for name, ratio in ratios.items()},
+          {name: f"{rate:.0f}" for name, rate in rates.items()}, flush=True)  # fmt: skip
+    return {
+        "problem": problem.to_json(),
+        "kernels": {name: kernel.stem for name, (_, _, kernel) in found.items()},
+        "sources": bench.sources_sha(*(kernel for _, _, kernel in found.values())),
+        "tflops": rates,
+        "ratios": ratios,
+        "timings": [timing.to_json() for timing in timings.values()],
+    }
+
+
 def geometric_mean(values: list[float]) -> float:
     return math.exp(sum(map(math.log, values)) / len(values)) if values else math.nan
 
 
+def section(name: str, dims: set[int]) -> Iterator[Any]:
+    """The rows of a section, one after the other; what is not planned is left out."""
+    problems, pass_, make = SECTIONS[name]
+    asked = [p for p in problems(pass_) if p.head_dim in dims or name == "decode"]
+    return (row(one, name, make) for one in map(planned, asked) if one)
+
+
+def summary(rows: list[Any]) -> dict[str, Any]:
+    """Of each ratio of the rows the geometric mean and the lowest."""
+    names = rows[0].get("ratios", {}) if rows else {}
+    found = {name: [row["ratios"][name]["median"] for row in rows] for name in names}
+    return {n: {"mean": geometric_mean(r), "least": min(r)} for n, r in found.items()}
+
+
+def compile_all(names: list[str]) -> None:
+    """Every kernel of some sections into the cache, on all cores."""
+    asked = [(p, "v2") for n in names if n in SECTIONS for p in SECTIONS[n][0](SECTIONS[n][1])]
+    groups = (group for name in names if name in GROUPS for group in GROUPS[name]())
+    asked += [(problem, "v2") for group in groups for problem in group.values()]
+    asked += [(p, algo) for p in ladder() for algo in ("v2", "v1") if "ladder" in names]
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        list(pool.map(lambda one: planned(*one), asked))
+
+
+def measure(name: str, dims: set[int]) -> Iterator[Any]:
+    if name == "ladder":
+        return map(rungs, ladder())
+    return map(beside, GROUPS[name]()) if name in GROUPS else section(name, dims)
+
+
 def main() -> None:
+    known = [*SECTIONS, *GROUPS, "ladder"]
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("sections", nargs="*", default=[*SECTIONS, *GROUPS])
+    parser.add_argument("sections", nargs="*", default=known, help=f"of {', '.join(known)}")
     parser.add_argument("--out", type=Path, default=Path("."))
     parser.add_argument("--head-dims", default="64,128,256")
+    parser.add_argument("--compile-only", action="store_true")
     options = parser.parse_args()
     dims = set(map(int, options.head_dims.split(",")))
-    for name in options.sections:
-        if name in GROUPS:
-            result = {"device": bench.device(), "groups": [beside(g) for g in GROUPS[name]()]}
-            (options.out / f"h200-v2-{name}.json").write_text(json.dumps(result, indent=1) + "\n")
-            continue
-        problems, pass_, make = SECTIONS[name]
-        with ThreadPoolExecutor(os.cpu_count()) as pool:
-            asked = [p for p in problems(pass_) if p.head_dim in dims or name == "decode"]
-            found = [one for one in pool.map(planned, asked) if one]
-        rows = [row(one, name, make) for one in found]
-        ratios = [one["ratios"]["fa2"]["median"] for one in rows]
-        summary = {"over_fa2": geometric_mean(ratios), "least": min(ratios, default=math.nan)}
-        print(name, summary)
-        result = {"device": bench.device(), "summary": summary, "rows": rows}
-        (options.out / f"h200-v2-{name}.json").write_text(json.dumps(result, indent=1) + "\n")
+    compile_all(options.sections)
+    for name in () if options.compile_only else options.sections:
+        rows: list[Any] = []
+        for row_ in measure(name, dims):
+            rows.append(row_)
+            kept = {"groups": rows} if name in GROUPS else {"summary": summary(rows), "rows": rows}
+            text = json.dumps({"device": bench.device(), **kept}, indent=1) + "\n"
+            (options.out / f"h200-v2-{name}.json").write_text(text)
+        print(name, summary(rows), flush=True)
 
 
 if __name__ == "__main__":

@@ -1,11 +1,11 @@
-"""Time V3 in e4m3 beside FlashAttention-3 in e4m3, V3 in bf16 and cuDNN in bf16, on the grid of v3_grid.py.
+"""Time V3 in e4m3 beside FlashAttention-3 in e4m3, and V3 and cuDNN in bf16, on v3_grid's grid.
 
     python3 benchmarks/v3_e4m3_grid.py --out results/ [--head-dims 64,128,256] [--seqs 512,...]
 
-Unit-normal tensors rounded to e4m3, scale factors of 1 for each head. ``v3`` counts every launch from row-major
-tensors, ``kernel`` the last one alone, without the one that lays V out anew. ``bar`` is the larger
-of FlashAttention-3's rate and of cuDNN's in bf16 times the ratio that was measured without the
-wheel.
+Unit-normal tensors rounded to e4m3, scale factors of 1 for each head. ``v3`` counts every launch
+from row-major tensors, ``kernel`` the last one alone, without the one that lays V out anew. ``bar``
+is the larger of FlashAttention-3's rate and of cuDNN's in bf16 times the ratio that was measured
+without the wheel.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from v3_grid import PEERS
 from fasim import bench, peers
 from fasim.runners import gpu
 
-SCALES = {"dtype": "e4m3", "out_dtype": None, "scales": "head"}
+SCALES = {"dtype": "e4m3", "in_dtype": None, "out_dtype": None, "scales": "head"}
 
 
 def candidates(e4m3: Planned, bf16: Planned) -> list[bench.Candidate]:
@@ -95,9 +95,9 @@ def known_ratios() -> dict[Any, float]:
     rows = [r for r in json.loads(PEERS.read_text()) if r["case"] == "fwd"]
     rates = {(r["impl"], r["dtype"], r["d"], r["s"], r["causal"]): r["tflops"] for r in rows}
     return {
-        key: rates["fa3", dtype, *key] / rates["cudnn", "bf16", *key]
-        for impl, dtype, *where in rates
-        if (impl, dtype[:3]) == ("fa3", "fp8") and ("cudnn", "bf16", *(key := tuple(where))) in rates
+        tuple(where): rate / rates["cudnn", "bf16", *where]
+        for (impl, dtype, *where), rate in rates.items()
+        if (impl, dtype) == ("fa3", "e4m3")
     }
 
 

@@ -205,14 +205,18 @@ def check_device() -> None:
 
 def rivals_of(problem: Problem) -> tuple[list[Candidate], dict[str, str]]:
     """What to time beside a kernel: PyTorch's attention for plain forward problems, the wheel of
-    FlashAttention-3 where it is installed. And, by name, why others are not there."""
+    FlashAttention-3 where it is installed, both in the type of the inputs. And, by name, why others
+    are not there."""
     options = (problem.mask == "window", problem.softcap, problem.bias != "none", problem.varlen)
-    if problem.pass_ != "fwd" or any(options) or problem.dtype == "e4m3":
+    if problem.pass_ != "fwd" or any(options) or problem.in_dtype == "e4m3":
         return [], {"torch": "only plain forward problems are timed beside it"}
     if find_spec("torch") is None:
         return [], {"torch": "it is not installed"}
     from fasim import peers
 
+    if problem.quantises:  # theirs is attention in the type of the inputs
+        changes = {"dtype": problem.in_dtype, "scales": "tensor", "incoherent": False}
+        problem = problem.with_(**changes, scale=problem.scale, out_dtype=problem.in_dtype)
     try:
         found = peers.peers(problem, **peers.tensors(problem))
     except (FasimError, RuntimeError) as error:  # no device for torch, or too little memory on it

@@ -20,6 +20,16 @@ _GEMMA = Problem(
 )
 _PACKED = Problem(batch=16, heads=32, kv_heads=8, causal=True, dtype="bf16", varlen=True)
 _REPEATED = Problem(seq=4096, dtype="bf16", causal=True, pass_="bwd", deterministic=True)
+_QUANTISED = Problem(
+    heads=32,
+    kv_heads=8,
+    seq=8192,
+    dtype="e4m3",
+    in_dtype="bf16",
+    causal=True,
+    scales="block",
+    incoherent=True,
+)
 _CHOSEN = (
     ("v1", "a100-80gb", Problem(batch=64, seq=1024, head_dim=64)),
     ("v1", "a100-80gb", Problem(heads=32, kv_heads=8, seq=8192, dtype="bf16", causal=True)),
@@ -53,6 +63,7 @@ _CHOSEN = (
         *("v3", "h200"),
         Problem(heads=32, kv_heads=8, seq=8192, causal=True, dtype="e4m3", scales="head"),
     ),
+    ("v3", "h200", _QUANTISED),
     ("v3", "h200", _GEMMA),
     ("v3", "h200", Problem(seq=4096, head_dim=64, causal=True, bias="alibi")),
     ("v3", "h200", Problem(seq=2048, head_dim=64, dtype="bf16", bias="dense")),

@@ -437,6 +437,8 @@ def _v2_fwd_registers(case: _Case) -> Iterator[Part]:
     yield from _mma_fwd_registers(case)
     if crowd := int(footprint.lazy_registers(case.problem, case.tiles)[0]):
         yield Part("weights beside their scores", f"more than {footprint.MOST_HELD} values", crowd)
+    if remade := int(footprint.remade_registers(case.problem, case.tiles)[0]):
+        yield Part("of these made anew", f"up to {footprint.FEW_SCORES} scores", -remade)
 
 
 def _split_registers(case: _Case) -> Iterator[Part]:

@@ -57,6 +57,7 @@ def _option(*names: str, text: str, default: str = "", **settings_: Any) -> _Dec
     return click.option(*names, cls=ProblemOption, help=text, default=None, **settings_)
 
 
+_IN_DTYPES = click.Choice(list(DTYPE_BYTES))
 _OUT_DTYPES = click.Choice(["fp32", "fp16", "bf16"])
 
 _PROBLEM = (
@@ -68,6 +69,7 @@ _PROBLEM = (
     _option("-d", "--head-dim", type=COUNT, text="Elements a head, 1 to 256.", default="128"),
     _option("--head-dim-v", type=COUNT, text="The same of V and O.", default="head-dim"),
     _option("--dtype", type=click.Choice(list(DTYPE_BYTES)), text="Inputs.", default="fp16"),
+    _option("--in-dtype", type=_IN_DTYPES, text="Inputs before e4m3.", default="dtype"),
     _option("--out-dtype", type=_OUT_DTYPES, text="Result.", default="dtype; bf16 for e4m3"),
     _option("--causal/--no-causal", text="Hide later keys; aligned bottom-right."),
     _option("--window", type=WINDOW, text="Keys visible beside the aligned one; -1 is open."),

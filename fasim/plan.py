@@ -15,18 +15,22 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from fasim.errors import UsageError
-from fasim.problem import DTYPE_BYTES, Problem
+from fasim.problem import DTYPE_BYTES, QUANTISED, Problem
 
 SCHEMA = "fasim.plan/1"
 WARP = 32
 
 _GIVEN, _GRADIENTS = ("q", "k", "v", "o", "do", "lse"), ("dq", "dk", "dv")
+SCALE_INPUTS = ("q_scale", "k_scale", "v_scale")  # of e4m3: real values are stored * scale
+_QUANTISED = ("q", "k", "v", "q8", "k8", "vt", *SCALE_INPUTS)
 POINTERS = {  # by algorithm and pass; every kernel of a file takes the same parameters
     ("v1", "fwd"): ("q", "k", "v", "o", "lse", "o_acc", "m", "l"),
     ("v2", "fwd"): ("q", "k", "v", "o", "lse"),
     ("v2_split", "fwd"): ("q", "k", "v", "o", "lse", "o_part", "m_part", "l_part"),
     ("v3", "fwd"): ("lse",),
     ("v3_e4m3", "fwd"): ("v", "vt", "lse"),
+    ("v3_blocks", "fwd"): (*_QUANTISED, "lse"),
+    ("v3_heads", "fwd"): (*_QUANTISED, "most", "lse"),
     ("v1", "bwd"): (*_GIVEN, "delta", "dq_acc", *_GRADIENTS),
     ("v2", "bwd"): (*_GIVEN, "delta", "dq_acc", *_GRADIENTS),
     ("v2_ordered", "bwd"): (*_GIVEN, "delta", "dq_acc", "turns", *_GRADIENTS),
@@ -53,7 +57,6 @@ PADDED = "_padded"  # after the name of a tensor: its copy in rows that TMA take
 LONGEST |= {f"{name}{PADDED}": length for name, length in LONGEST.items()}
 STRIDED = {"fwd": ("q", "k", "v", "o"), "bwd": ("q", "k", "v", "o", "do")}
 SCALE_BLOCK = 128  # rows that share a scale factor where blocks have their own
-SCALE_INPUTS = ("q_scale", "k_scale", "v_scale")  # of e4m3: real values are stored * scale
 # Read by those with the option.
 OPTION_INPUTS = ("slopes", "bias", "cu_seqlens_q", "cu_seqlens_k", *SCALE_INPUTS)
 # What the templates make: a plan that asks for anything else is refused where it is read.
@@ -71,6 +74,8 @@ MADE: dict[str, tuple[str | bool, ...]] = {
     "deterministic": (False, True),
     "splits": (False, True),
     "dq": ("atomic", "ordered", "second_pass"),
+    "in_dtype": ("", *QUANTISED),
+    "incoherent": (False, True),
 }
 E4M3_VARIANTS = (("v2", "fwd"), ("v3", "fwd"))
 V3_DTYPES = {"fp16": ("fp16",), "bf16": ("bf16",), "e4m3": ("fp16", "bf16")}  # to which of O
@@ -92,6 +97,12 @@ ONES, TRANSPOSERS = 1, 128
 TMA_BOX_ROWS = 256  # at most
 MOST_COLUMNS = {8: 136, 12: 128}  # of P V that V3 multiplies at once, by the computing warps
 PADDERS, PADDED_BYTES = 128, 16  # threads of a block that pads rows, and the bytes of each
+# V3 from 16 bits: threads of a block that quantises SCALE_BLOCK rows of up to so many columns, and
+# bytes in which its warps leave their largest numbers.
+QUANTISERS = {128: 256, 256: 512}
+QUANTISER_TAIL_BYTES = 64
+# Incoherent processing: the sign of each column, a bit each, drawn once.
+SIGNS = hashlib.sha256(b"incoherent").digest()
 TMA_BYTES = 16  # a tensor's address and its strides are multiples
 V3_TAIL_BYTES = 1024  # barriers and what else lies behind the tiles
 # Split keys: parts of a row at most, and what a block costs beside its tiles of keys, in tiles.
@@ -174,6 +185,8 @@ class KernelSpec:
     deterministic: bool = False
     splits: bool = False
     dq: str = "atomic"  # of a backward pass of V2: how the parts of dQ are summed
+    in_dtype: str = ""  # of Q, K and V where the file quantises them
+    incoherent: bool = False
 
     @property
     def variant(self) -> str:
@@ -185,6 +198,24 @@ class KernelSpec:
         return transposes(self.algo, self.dtype)
 
     @property
+    def quantises(self) -> bool:
+        """Whether kernels of the file make e4m3 of inputs in 16 bits."""
+        return self.in_dtype != ""
+
+    @property
+    def quantisers(self) -> int:
+        """Threads of a block that quantises."""
+        widest = max(self.head_dim, self.head_dim_v)
+        return next(threads for width, threads in QUANTISERS.items() if widest <= width)
+
+    @property
+    def parameters(self) -> str:
+        """The variant under which POINTERS knows what it takes."""
+        if self.quantises:
+            return "v3_blocks" if self.scales == "block" else "v3_heads"
+        return f"{self.variant}_e4m3" if self.transposes else self.variant
+
+    @property
     def padded_tensors(self) -> tuple[str, ...]:
         """Those of Q, K, V and O that the kernel copies to, or O from, rows that TMA takes."""
         return padded_tensors(self) if (self.algo, self.pass_) == ("v3", "fwd") else ()
@@ -192,17 +223,18 @@ class KernelSpec:
     @property
     def mapped(self) -> dict[str, str]:
         """The array whose map V3 takes for each tensor: what TMA moves. In e4m3 that of V is
-        transposed, by a kernel before."""
+        transposed, by a kernel before; where that quantises, Q and K are what it made."""
         if (self.algo, self.pass_) != ("v3", "fwd"):
             return {}
         names = {name: name for name in ("q", "k", "v", "o")}
         names |= {name: f"{name}{PADDED}" for name in self.padded_tensors}
-        return names | {"v": "vt"} if self.transposes else names
+        names |= {"v": "vt"} if self.transposes else {}
+        return names | ({"q": "q8", "k": "k8"} if self.quantises else {})
 
     @property
     def pointers(self) -> tuple[str, ...]:
         """Arrays that every kernel of the file takes by address, but for those of options."""
-        found = POINTERS[f"{self.variant}_e4m3" if self.transposes else self.variant, self.pass_]
+        found = POINTERS[self.parameters, self.pass_]
         copied = self.padded_tensors
         return (*copied, *(f"{name}{PADDED}" for name in copied), *found)
 
@@ -211,8 +243,9 @@ class KernelSpec:
         """8 hex digits over every field: equal kernels share it, others do not. A field that came
         later counts where it has another value than all earlier kernels, which keep their names."""
         values = asdict(self)
-        if self.dq == "atomic":
-            del values["dq"]
+        for name in LATER:
+            if values[name] == KernelSpec.__dataclass_fields__[name].default:
+                del values[name]
         text = json.dumps(values, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:8]
 
@@ -229,6 +262,8 @@ class KernelSpec:
             "varlen": self.varlen,
             "split": self.splits,
             self.dq: self.dq != "atomic",
+            f"from{self.in_dtype}": self.quantises,
+            "incoherent": self.incoherent,
         }
         words += [name.replace("_", "") for name, on in options.items() if on]
         return "_".join([*words, self.digest])
@@ -285,7 +320,8 @@ class KernelSpec:
         """Arrays that only a kernel with the option reads."""
         bias = {"none": (), "alibi": ("slopes",)}.get(self.bias, ("bias",))
         ends = ("cu_seqlens_q", "cu_seqlens_k") if self.varlen else ()
-        return bias + ends + (SCALE_INPUTS if self.scaled else ())
+        given = self.scaled and not self.quantises
+        return bias + ends + (SCALE_INPUTS if given else ())
 
     @property
     def factors(self) -> tuple[str, ...]:
@@ -311,7 +347,8 @@ class KernelSpec:
         strided = STRIDED[self.pass_]
         if self.algo == "v3":
             copied = tuple(name for name in self.padded_tensors if name != "o")
-            strided = ("v",) if self.transposes else copied
+            given = ("q", "k", "v") if self.quantises else ("v",)
+            strided = given if self.transposes else copied
         strided += ("bias",) if self.bias_dtype else ()
         strides = [(f"{name}_strides", "i64x3") for name in strided]
         factors = [(name, "f32") for name in self.factors]
@@ -330,6 +367,9 @@ class KernelSpec:
         if self.dq == "second_pass":
             return "queries"
         return "finish" if self.algo == "v2" else ""
+
+
+LATER = ("dq", "in_dtype", "incoherent")  # fields that earlier kernels did not have
 
 
 def variant_of(algo: str, splits: bool, dq: str) -> str:
@@ -429,6 +469,8 @@ class Plan:
         main = Stage(entry=stem, grid=grid, block=threads, smem_bytes=self.smem_bytes)
         if self.kernel.splits:
             return main, Stage(entry=f"{stem}_combine", grid=heads * problem.seq, block=WARP)
+        if self.kernel.quantises:
+            return *self._quantise(problem), main
         if self.kernel.transposes:
             return self._transpose(problem), main
         if self.kernel.pass_ == "fwd":
@@ -458,6 +500,25 @@ class Plan:
             stages.append((stage,) if copied else ())
         return stages
 
+    def _quantise(self, problem: Problem) -> tuple[Stage, ...]:
+        """The kernels that make e4m3: one a block of rows, which finds the scale factors of heads
+        and tensors in two launches before."""
+        stem, threads = self.kernel.stem, self.kernel.quantisers
+        blocks = sum(row_blocks(problem)) if problem.seq else 0
+        tile = SCALE_BLOCK * padded(self.kernel.head_dim_v, self.kernel.dtype)
+        bytes_ = {"largest": 0, "scales": 0, "quantise": tile}
+        factors = sum(map(math.prod, scale_shapes(problem).values())) if problem.seq else 0
+        stages = tuple(
+            Stage(
+                entry=f"{stem}_{name}",
+                grid=factors if name == "scales" else blocks,
+                block=threads,
+                smem_bytes=more + QUANTISER_TAIL_BYTES,
+            )
+            for name, more in bytes_.items()
+        )
+        return stages[2:] if self.kernel.scales == "block" else stages
+
     def _after_main(self, problem: Problem, blocks: int) -> tuple[Stage, ...]:
         """Backward, dQ is rounded; or made, by blocks of as many queries as others have keys."""
         name, threads = self.kernel.last_stage, self.kernel.tile.threads
@@ -476,6 +537,7 @@ class Plan:
     def _check_serves(self, problem: Problem) -> None:
         wanted = {name: getattr(problem, name) for name in _COMPILED_IN}
         wanted["softcap"] = problem.softcap > 0
+        wanted["in_dtype"] = problem.in_dtype if problem.quantises else ""
         wanted["scales"] = problem.scales if problem.dtype == "e4m3" else "none"
         if self.kernel.mask == "window":
             del wanted["mask"]  # open on both sides it is none, open on the left a causal one
@@ -556,7 +618,8 @@ class Plan:
             **{name: (shape, "fp32") for name, shape in scale_shapes(problem).items()},
         }
         given = ("q", "k", "v", "o", "do") if kernel.pass_ == "bwd" else ("q", "k", "v")
-        tensors = {name: (shapes[name], kernel.dtype) for name in given}
+        dtype = kernel.in_dtype or kernel.dtype
+        tensors = {name: (shapes[name], dtype) for name in given}
         if kernel.pass_ == "bwd":
             tensors["lse"] = (_rows(shapes["o"]), "fp32")
         return tensors | {name: options[name] for name in kernel.option_inputs}
@@ -591,13 +654,28 @@ class Plan:
             o_part = ((*parts, columns), "fp32")
             return {"o_part": o_part, "m_part": (parts, "fp32"), "l_part": (parts, "fp32")}
         if self.kernel.transposes:
-            return {"vt": (transposed_shape(problem), self.kernel.dtype)}
+            made = {"vt": (transposed_shape(problem), self.kernel.dtype)}
+            return {**self._quantised(problem, shapes), **made}
         if names := self.kernel.padded_tensors:
             wide = {f"{name}{PADDED}": padded_shape(shapes[name]) for name in names}
             return {name: (shape, self.kernel.dtype) for name, shape in wide.items()}
         if self.kernel.algo != "v1":
             return {}
         return {"o_acc": ((*rows, columns), "fp32"), "m": (rows, "fp32"), "l": (rows, "fp32")}
+
+    def _quantised(self, problem: Problem, shapes: Mapping[str, tuple[int, ...]]) -> Arrays:
+        """Q and K in e4m3, scale factors, and where several blocks share those the largest
+        magnitude of each."""
+        if not self.kernel.quantises:
+            return {}
+        stored = {f"{name}8": (shapes[name], self.kernel.dtype) for name in ("q", "k")}
+        factors = {name: (shape, "fp32") for name, shape in scale_shapes(problem).items()}
+        shared = self.kernel.scales != "block"
+        return {
+            **stored,
+            **factors,
+            **({"most": ((sum(row_blocks(problem)),), "fp32")} if shared else {}),
+        }
 
     def _dq_tiles(self, problem: Problem, tokens: tuple[int, int]) -> tuple[int, ...]:
         """Shape of the fp32 dQ. Every packed sequence begins in a tile of its own."""
@@ -609,8 +687,9 @@ class Plan:
     def to_json(self) -> dict[str, Any]:
         kernel = asdict(self.kernel)
         kernel["pass"] = kernel.pop("pass_")
-        if not kernel["deterministic"]:
-            del kernel["dq"]
+        for name in LATER:
+            if kernel[name] == KernelSpec.__dataclass_fields__[name].default:
+                del kernel[name]
         return {
             "schema": SCHEMA,
             "problem": self.problem.to_json(),
@@ -687,6 +766,10 @@ class Plan:
             yield "no template makes a kernel with a dense bias in e4m3"
         if kernel.turing and (kernel.dtype == "bf16" or kernel.splits or kernel.pass_ == "bwd"):
             yield "sm_75 has no bf16, and no template splits keys or makes a backward pass there"
+        if kernel.quantises and not kernel.transposes:
+            yield f"no template makes {kernel.variant} in {kernel.dtype} from {kernel.in_dtype}"
+        if kernel.incoherent and not kernel.quantises:
+            yield "incoherent processing belongs to kernels that quantise their inputs"
         if kernel.algo == "v3":
             yield from _nonsense_v3(kernel)
         if (kernel.splits or kernel.algo == "v3") and self.slots < 1:
@@ -783,7 +866,10 @@ def senseless(why: str, where: str = "") -> UsageError:
     return UsageError("this plan makes no sense", where=where, why=why, hint=hint)
 
 
-_COMPILED_IN = ("dtype", "out_dtype", "head_dim", "head_dim_v", "mask", "bias", "varlen")
+_COMPILED_IN = (
+    *("dtype", "out_dtype", "head_dim", "head_dim_v", "mask", "bias", "varlen"),
+    "incoherent",
+)
 
 
 def tensor_shapes(problem: Problem) -> dict[str, tuple[int, ...]]:
@@ -806,6 +892,14 @@ def scale_shapes(problem: Problem) -> dict[str, tuple[int, ...]]:
         return {name: (*x[:2], math.ceil(x[2] / SCALE_BLOCK)) for name, x in shapes}
     heads = dict(zip(SCALE_INPUTS, (p.heads, p.kv_heads, p.kv_heads), strict=True))
     return {name: (1,) if p.scales == "tensor" else (p.batch, n) for name, n in heads.items()}
+
+
+def row_blocks(problem: Problem) -> tuple[int, int, int]:
+    """Blocks of SCALE_BLOCK rows of q, k and v; those of v transposed, which has one at least."""
+    p = problem
+    rows, keys = math.ceil(p.seq / SCALE_BLOCK), math.ceil(p.seq_kv / SCALE_BLOCK)
+    heads = p.batch * p.kv_heads
+    return p.batch * p.heads * rows, heads * keys, heads * max(keys, 1)
 
 
 def matrix_granule(dtype: str) -> int:
@@ -887,7 +981,7 @@ def value_box_rows(head_dim_v: int) -> int:
 
 
 def columns_at_once(head_dim_v: int, warps: int) -> int:
-    """Columns of P V that V3 multiplies at once in e4m3: their sums have the registers of S."""
+    """Columns of P V that V3 multiplies at once in e4m3: their sums take the scores' registers."""
     rows = transposed_rows(head_dim_v)
     parts = math.ceil(rows / MOST_COLUMNS[warps])
     return 8 * math.ceil(rows / (8 * parts))

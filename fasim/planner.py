@@ -55,6 +55,7 @@ def unavailable(problem: Problem, gpu: Gpu, algo: str) -> str:
         (algo == "v3" and not gpu.wgmma, "wgmma and TMA exist only on sm_90a"),
         (algo == "v3" and problem.dtype == "fp32", "wgmma has no fp32"),
         (algo == "v1" and problem.dtype == "e4m3", "only V2 and V3 compute in e4m3"),
+        (algo == "v2" and problem.quantises, f"only V3 makes e4m3 of {problem.in_dtype} itself"),
     )
     return next((reason for applies, reason in rules if applies), "")
 
@@ -111,7 +112,6 @@ def _e4m3(problem: Problem, algo: str) -> str:
     """Why no e4m3 kernel is generated for the problem; empty if nothing of it stops that."""
     rules = (
         (problem.scales == "block" and algo != "v3", "only V3 has scale factors of blocks"),
-        (problem.incoherent, "incoherent processing is planned, not generated yet"),
         (problem.bias == "dense", "a dense bias in e4m3 is too coarse: --bias dense_fp32 is exact"),
     )
     return next((reason for applies, reason in rules if applies), "")
@@ -418,6 +418,8 @@ def _plan(case: Case, index: int) -> Plan:
         varlen=problem.varlen,
         pack_gqa=splits,
         scales=problem.scales if problem.dtype == "e4m3" else "none",
+        in_dtype=problem.in_dtype if problem.quantises else "",
+        incoherent=problem.incoherent,
         splits=splits,
         deterministic=dq != "atomic",
         dq=dq,

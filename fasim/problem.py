@@ -14,6 +14,7 @@ from typing import Any
 from fasim.errors import UsageError
 
 DTYPE_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2, "e4m3": 1}
+QUANTISED = ("fp16", "bf16")  # what a kernel of e4m3 can make it of by itself
 BIASES = ("none", "alibi", "dense", "dense_fp32")  # dense: in the type of the inputs
 SCALES = ("tensor", "head", "block")
 PASSES = ("fwd", "bwd", "train")
@@ -37,6 +38,7 @@ class Problem:
     head_dim: int = 128
     head_dim_v: int = None  # type: ignore[assignment]  # head_dim
     dtype: str = "fp16"
+    in_dtype: str = None  # type: ignore[assignment]  # dtype; e4m3 may be made of fp16 or bf16
     out_dtype: str = None  # type: ignore[assignment]  # dtype, or bf16 for e4m3
     causal: bool = False
     window: tuple[int, int] = (-1, -1)
@@ -63,6 +65,7 @@ class Problem:
         self._default("kv_heads", self.heads)
         self._default("seq_kv", self.seq)
         self._default("head_dim_v", self.head_dim)
+        self._default("in_dtype", self.dtype)
         self._default("out_dtype", "bf16" if self.dtype == "e4m3" else self.dtype)
         self._default("scale", 1 / math.sqrt(self.head_dim) if self.head_dim > 0 else 1.0)
 
@@ -98,10 +101,34 @@ class Problem:
                 f"scales and incoherent belong to e4m3, not {self.dtype}",
                 hint="add --dtype e4m3, or drop --scales and --incoherent",
             )
+        if self.in_dtype not in (self.dtype, *(QUANTISED if self.dtype == "e4m3" else ())):
+            why = "only e4m3 is made of other types, of fp16 and bf16"
+            raise _bad("in_dtype", self.in_dtype, why, "drop it, or add --dtype e4m3")
+        if self.incoherent:
+            self._check_incoherent()
         if self.dtype != "e4m3" and self.out_dtype != self.dtype:
             raise _bad("out_dtype", self.out_dtype, f"with {self.dtype} it must be {self.dtype}")
         if self.dtype == "e4m3" and self.pass_ != "fwd":
             raise _bad("pass", self.pass_, "e4m3 has a forward pass only", "use fp16 or bf16")
+
+    def _check_incoherent(self) -> None:
+        if not self.quantises:
+            raise UsageError(
+                "--incoherent is not possible with inputs in e4m3",
+                why="Q and K are rotated before they are quantised",
+                hint="add --in-dtype bf16 or fp16, or rotate them before you quantise",
+            )
+        if self.head_dim & (self.head_dim - 1):
+            raise UsageError(
+                f"--incoherent is not possible with head_dim {self.head_dim}",
+                why="a Hadamard transform takes a power of two",
+                hint="use head_dim 16, 32, 64, 128 or 256, or drop --incoherent",
+            )
+
+    @property
+    def quantises(self) -> bool:
+        """Whether inputs are quantised before they are multiplied."""
+        return self.in_dtype != self.dtype
 
     @property
     def group(self) -> int:
@@ -111,6 +138,10 @@ class Problem:
     @property
     def element_bytes(self) -> int:
         return DTYPE_BYTES[self.dtype]
+
+    @property
+    def in_bytes(self) -> int:
+        return DTYPE_BYTES[self.in_dtype]
 
     @property
     def out_bytes(self) -> int:
@@ -144,6 +175,8 @@ class Problem:
     def _explicit(self) -> dict[str, Any]:
         """Options without those that still carry the value their default rule gives."""
         options = self.options()
+        if not self.quantises:
+            del options["in_dtype"]
         base = {k: v for k, v in options.items() if k not in _DERIVED}
         derived = Problem(**base).options()
         return base | {k: options[k] for k in _DERIVED if options[k] != derived[k]}
@@ -155,6 +188,8 @@ class Problem:
         """Every option, under its command-line name (``pass``, not ``pass_``)."""
         options = self.options()
         options["window"] = list(self.window)
+        if not self.quantises:  # an option that came later
+            del options["in_dtype"]
         return {("pass" if name == "pass_" else name): value for name, value in options.items()}
 
     @classmethod
@@ -176,7 +211,7 @@ _TYPES: dict[str, tuple[Any, str]] = {
     **dict.fromkeys(
         ("batch", "heads", "kv_heads", "seq", "seq_kv", "head_dim", "head_dim_v"), _INT
     ),
-    **dict.fromkeys(("dtype", "out_dtype", "bias", "scales", "pass_"), _STR),
+    **dict.fromkeys(("dtype", "in_dtype", "out_dtype", "bias", "scales", "pass_"), _STR),
     **dict.fromkeys(("causal", "varlen", "deterministic", "incoherent"), _BOOL),
     **dict.fromkeys(("softcap", "scale"), _REAL),
     "window": (tuple, "two whole numbers LEFT,RIGHT"),

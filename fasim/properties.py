@@ -19,7 +19,7 @@ import numpy as np
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from fasim import inputs, reference
+from fasim import inputs, quantise, reference
 from fasim.emulator import trace
 from fasim.errors import CheckFailed, FasimError, UsageError
 from fasim.model import flops, traffic
@@ -115,10 +115,11 @@ class Case:
         made = VALUES[self.values](drawn, problem, plan.kernel.tile)
         if plan.kernel.pass_ == "bwd":
             made["do"] = rng.standard_normal(shapes["do"])
-        if plan.kernel.scaled:
+        if plan.kernel.scaled and not plan.kernel.quantises:
             arrays = quantised(made, plan.kernel.scales)
         else:
-            arrays = {name: x.astype(DTYPES[plan.kernel.dtype]) for name, x in made.items()}
+            dtype = DTYPES[plan.kernel.in_dtype or plan.kernel.dtype]
+            arrays = {name: x.astype(dtype) for name, x in made.items()}
         if problem.bias == "alibi":
             arrays["slopes"] = self._slopes(rng)
         elif problem.dense:
@@ -156,21 +157,16 @@ def quantised(made: Mapping[str, Array], scales: str) -> dict[str, Array]:
     return {**{name: x.stored for name, x in found.items()}, **factors}
 
 
-def real(arrays: Mapping[str, Array]) -> dict[str, Array]:
-    """The same inputs with q, k and v as the numbers that they stand for."""
-    values = dict(arrays)
+def real(arrays: Mapping[str, Array], problem: Problem | None = None) -> dict[str, Array]:
+    """The same inputs with q, k and v as the numbers that they stand for, once those of a
+    ``problem`` that quantises its inputs are stored."""
+    values = quantise.stored(arrays, problem) if problem else dict(arrays)
+    stored = dict(values)
     for name in ("q", "k", "v"):
         if (scale := values.pop(f"{name}_scale", None)) is not None:
-            values[name] = arrays[name].astype(np.float64) * _per_row(scale, arrays[name].shape[2])
+            rows = quantise.per_row(scale.astype(np.float64), stored[name].shape[2])
+            values[name] = stored[name].astype(np.float64) * rows
     return values
-
-
-def _per_row(scale: Array, rows: int) -> Array:
-    """Scale factors of a tensor, of heads or of blocks, in a shape that q, k or v multiply with."""
-    factors = scale.astype(np.float64)
-    if scale.ndim < 3:
-        return factors.reshape(*scale.shape, 1, 1)
-    return np.repeat(factors, SCALE_BLOCK, axis=2)[:, :, :rows, None]
 
 
 def after_forward(arrays: Mapping[str, Array], problem: Problem) -> dict[str, Array]:
@@ -195,7 +191,7 @@ def _peaked(x: dict[str, Array], problem: Problem, tile: Tile) -> dict[str, Arra
 
 def _huge(x: dict[str, Array], problem: Problem, tile: Tile) -> dict[str, Array]:
     """Scores near 1e11, all equal and exact in fp32: the exponent must still be 0."""
-    number = 16640.0 if problem.out_dtype == "fp16" else 133120.0
+    number = 16640.0 if "fp16" in (problem.in_dtype, problem.out_dtype) else 133120.0
     return {name: np.full(y.shape, number) for name, y in x.items()}
 
 
@@ -361,7 +357,7 @@ def expected(
     (Higham and Mary 2019: the rounding of a sum of d products grows as sqrt(d)). It is far below
     the rest where scores are a few units, and absent where all scores are exact.
     """
-    arrays = real(arrays)
+    arrays = real(arrays, problem)
     q, k, v = (arrays[name] for name in ("q", "k", "v"))
     options = options_of(arrays, problem)
     plain = problem.softcap == 0 and "bias" not in options
@@ -783,9 +779,21 @@ def nan_stays_in_its_row(trial: Trial) -> float:
             raise Mismatch(
                 "a NaN in the input was lost", _place(name, tuple(lost[0])), 0.0, math.nan
             )
+        if trial.kernel.plan.kernel.quantises:  # the scale factor knows what the NaN replaced
+            continue
         what = "a NaN changed another row"
         trial.check_same(name, got[name], clean[name], what, ~np.isnan(ref))
-    return 0.0
+    return _others_right(trial, got, arrays) if trial.kernel.plan.kernel.quantises else 0.0
+
+
+def _others_right(trial: Trial, got: Outputs, arrays: Mapping[str, Array]) -> float:
+    """The rows that see no NaN, against float64. Tolerances are those of the inputs without one."""
+    worst, limits = 0.0, trial.expected.wanted
+    for name, (want, _) in trial.expected_of(arrays, trial.problem).wanted.items():
+        lost = np.isnan(want)
+        kept, right = np.where(lost, 0, got[name]), np.where(lost, 0, want)
+        worst = max(worst, worst_error(name, kept, right, 2 * limits[name][1]))
+    return worst
 
 
 def _spread(trial: Trial) -> tuple[str, ...]:
@@ -800,7 +808,8 @@ def _spread(trial: Trial) -> tuple[str, ...]:
 def _with_nan(trial: Trial, arrays: dict[str, Array]) -> dict[str, Array]:
     """The float64 outputs for inputs with a NaN, which also spreads to the o and lse given."""
     options = options_of(arrays, trial.problem)
-    q, k, v = (real(arrays)[name] for name in ("q", "k", "v"))
+    values = real(arrays, trial.problem)
+    q, k, v = (values[name] for name in ("q", "k", "v"))
     if trial.kernel.plan.kernel.pass_ == "fwd":
         return reference.attention(q, k, v, **options)._asdict()
     arrays.update(after_forward(arrays, trial.problem))
@@ -808,16 +817,18 @@ def _with_nan(trial: Trial, arrays: dict[str, Array]) -> dict[str, Array]:
 
 
 def other_queries_change_nothing(trial: Trial) -> float:
-    """A query grown sixteenfold leaves the bits of all other rows alone."""
+    """A query grown sixteenfold leaves the bits of all other rows alone, or where it may move the
+    scale factor of its block of rows, those of the other blocks."""
     q = trial.arrays["q"]
     if trial.problem.seq < 2:
         raise Unsuitable
     hit = int(trial.case.rng().integers(trial.problem.seq))
-    grown, most = q.astype(np.float64), LARGEST[trial.problem.dtype]
+    grown, most = q.astype(np.float64), LARGEST[trial.problem.in_dtype]
+    sharing = SCALE_BLOCK if trial.kernel.plan.kernel.quantises else 1
     grown[:, :, hit] = np.clip(16 * grown[:, :, hit], -most, most)
     clean, got = trial.run(trial.arrays), trial.run({**trial.arrays, "q": grown.astype(q.dtype)})
     for name, x in got.items():
-        others = np.arange(trial.problem.seq) != hit
+        others = np.arange(trial.problem.seq) // sharing != hit // sharing
         others = np.broadcast_to(others[:, None] if x.ndim == 4 else others, x.shape)
         _same_bits(name, x, clean[name], "another query changed this row", others)
     return 0.0
@@ -846,8 +857,6 @@ def _shuffled(trial: Trial) -> Array:
 def splitting_keys_and_merging_by_lse_gives_the_whole(trial: Trial) -> float:
     """Two parts of the keys, weighted by exp(lse), add up to attention over all of them."""
     if trial.problem.seq_kv < 2 or trial.case.values == "huge":  # fp32 cannot hold such an lse
-        raise Unsuitable
-    if trial.kernel.plan.kernel.scales == "block":  # a part would begin inside a block
         raise Unsuitable
     cut = int(trial.case.rng().integers(1, trial.problem.seq_kv))
     parts = [_part(trial, slice(0, cut)), _part(trial, slice(cut, trial.problem.seq_kv))]
@@ -938,7 +947,7 @@ def an_endless_window_is_none(trial: Trial) -> float:
 
 def an_endless_softcap_is_none(trial: Trial) -> float:
     """Under a softcap far above every score nothing is capped."""
-    values = real(trial.arrays)
+    values = real(trial.arrays, trial.problem)
     largest = score_size(values["q"], values["k"], trial.problem).max(initial=0.0)
     if largest > 100:
         raise Unsuitable
@@ -1220,7 +1229,22 @@ def _if_ordered(plan: Plan, runner: Runner) -> str:
     return "" if plan.kernel.bias == "none" else "a bias orders the keys"
 
 
+def _if_quantised(plan: Plan, runner: Runner) -> str:
+    shared = plan.kernel.quantises and plan.kernel.scales != "block"
+    return "all rows of a head share a scale factor" if shared else ""
+
+
+def _if_parts_differ(plan: Plan, runner: Runner) -> str:
+    if plan.kernel.quantises:
+        return "a part of the keys has other scale factors"
+    if plan.kernel.scales == "block":
+        return "a part of the keys would begin inside a block"
+    return _if_ordered(plan, runner)
+
+
 def _unless_causal(plan: Plan, runner: Runner) -> str:
+    if plan.kernel.quantises:
+        return "fewer rows have other scale factors"
     if plan.kernel.bias_dtype:
         return "a dense bias has a shape of its own"
     return "" if plan.kernel.mask == "causal" else "other queries see other keys than the first"
@@ -1274,9 +1298,9 @@ PROPERTIES = (
     Property(matches_float64),
     Property(poisoned_padding_never_leaks, _no_memory),
     Property(nan_stays_in_its_row),
-    Property(other_queries_change_nothing, passes=("fwd",)),
+    Property(other_queries_change_nothing, _if_quantised, passes=("fwd",)),
     Property(permuting_keys_changes_nothing, _if_ordered, ("fwd",)),
-    Property(splitting_keys_and_merging_by_lse_gives_the_whole, _if_ordered, ("fwd",)),
+    Property(splitting_keys_and_merging_by_lse_gives_the_whole, _if_parts_differ, ("fwd",)),
     Property(later_keys_change_nothing, _unless_causal, ("fwd",)),
     Property(the_number_of_splits_changes_nothing, _unless_split, ("fwd",)),
     Property(an_endless_window_is_none, _unless_window),
@@ -1319,18 +1343,28 @@ class Failure:
 
 @dataclass(frozen=True)
 class Outcome:
-    """One property on one kernel: cases tried, largest error as a share of its tolerance."""
+    """One property on one kernel: cases tried, largest error as a share of its tolerance.
+
+    ``errors`` counts the cases by the largest error in each, in tenths of the tolerance: "0.3" is
+    from 0.3 to less than 0.4, "0.9" up to the whole of it.
+    """
 
     name: str
     cases: int = 0
     worst: float = 0.0
     skipped: str = ""
     failure: Failure | None = None
+    errors: Mapping[str, int] = field(default_factory=Counter)
 
     def to_json(self) -> dict[str, Any]:
-        counts = {"cases": self.cases, "worst": self.worst, "skipped": self.skipped}
+        counts = {"cases": self.cases, "worst": self.worst, "errors": dict(self.errors)}
         failure = self.failure and self.failure.to_json()
-        return {"property": self.name, **counts, "failure": failure}
+        return {"property": self.name, **counts, "skipped": self.skipped, "failure": failure}
+
+
+def tenths(share: float) -> str:
+    """The tenth of a tolerance that an error within it falls into."""
+    return f"{min(9, int(10 * share)) / 10:.1f}"
 
 
 RUNNER_NOTES = {
@@ -1482,7 +1516,7 @@ class _Search:
     ) -> None:
         self.property, self.kernel, self.runner, self.beside = property_, kernel, runner, beside
         self.histogram = histogram
-        self.cases, self.worst = 0, 0.0
+        self.cases, self.worst, self.errors = 0, 0.0, Counter[str]()
         self.failure: Failure | None = None
         self.stopped: Exception | None = None
 
@@ -1526,7 +1560,8 @@ class _Search:
     def outcome(self) -> Outcome:
         if self.stopped is not None and not isinstance(self.stopped, DeviceFault):
             raise self.stopped
-        return Outcome(self.property.name, self.cases, self.worst, failure=self.failure)
+        name, errors = self.property.name, self.errors
+        return Outcome(name, self.cases, self.worst, failure=self.failure, errors=errors)
 
     def attempt(self, case: Case) -> None:
         """One input. Once something other than a mismatch went wrong, every input gets that."""
@@ -1548,6 +1583,7 @@ class _Search:
     def _count(self, case: Case, worst: float) -> None:
         self.cases += 1
         self.worst = max(self.worst, worst)
+        self.errors[tenths(worst)] += 1
         self.histogram.update(bins(case, self.kernel.plan))
 
 
@@ -1640,6 +1676,10 @@ def _option_bins(case: Case, plan: Plan) -> Iterator[str]:
         yield f"bias in {'fp32' if spec.bias_dtype == 'fp32' else 'the inputs'}"
     if spec.varlen:
         yield "sequences packed"
+    if spec.quantises:
+        yield "inputs quantised"
+    if spec.incoherent:
+        yield "rows rotated"
 
 
 def _side(keys: int, length: int, tile: Tile) -> str:
@@ -1671,6 +1711,7 @@ BINS = (
     *(f"slopes {slopes}" for slopes in SLOPES),
     *(f"bias {bias}" for bias in BIASES),
     *("bias in the inputs", "bias in fp32"),
+    *("inputs quantised", "rows rotated"),
 )
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import re
 import textwrap
 from collections.abc import Iterator, Mapping
@@ -29,6 +30,7 @@ from fasim.plan import (
     LOADER_THREADS,
     SCALE_BLOCK,
     SCALE_INPUTS,
+    SIGNS,
     SLAB_BYTES,
     WARPGROUP,
     KernelSpec,
@@ -277,14 +279,16 @@ def _parameter(kernel: KernelSpec, name: str, kind: str) -> str:
         return f"const __grid_constant__ TensorMap {name}"
     if kind != "ptr":
         return f"const {ARGUMENT_TYPES[kind]} {name}"
-    return f"{_pointed(kernel.pass_, name)}* __restrict__ {_word(kernel, name)}"
+    return f"{_pointed(kernel, name)}* __restrict__ {_word(kernel, name)}"
 
 
-def _pointed(pass_: str, name: str) -> str:
+def _pointed(kernel: KernelSpec, name: str) -> str:
     """The type that a pointer argument points to."""
+    if kernel.quantises and name in _QUANTISED_TYPES:
+        return _QUANTISED_TYPES[name]
     if name in _INPUT_TYPES:
         return f"const {_INPUT_TYPES[name]}"
-    if pass_ == "fwd":
+    if kernel.pass_ == "fwd":
         kinds = {"o": "Output", "o_padded": "Output"}
         kinds |= dict.fromkeys(("vt", "q_padded", "k_padded", "v_padded"), "Element")
         return kinds.get(name, "float")
@@ -294,6 +298,11 @@ def _pointed(pass_: str, name: str) -> str:
 _INPUT_TYPES = {
     **dict.fromkeys(("q", "k", "v"), "Element"),
     **{"slopes": "float", "bias": "Bias", "cu_seqlens_q": "int", "cu_seqlens_k": "int"},
+    **dict.fromkeys(SCALE_INPUTS, "float"),
+}
+_QUANTISED_TYPES = {
+    **dict.fromkeys(("q", "k", "v"), "const Input"),
+    **dict.fromkeys(("q8", "k8"), "Element"),
     **dict.fromkeys(SCALE_INPUTS, "float"),
 }
 _BACKWARD_TYPES = {
@@ -309,6 +318,11 @@ _BACKWARD_TYPES = {
 def hooked(kernel: KernelSpec) -> bool:
     """Whether scores pass through device/score.cuh on their way from Q K^T to the mask."""
     return kernel.softcap or kernel.bias != "none"
+
+
+def unscaled(kernel: KernelSpec) -> bool:
+    """Whether softmax takes scores as they are multiplied, before the scale factor of their block."""
+    return kernel.scales == "block" and not hooked(kernel)
 
 
 def softmax_factor(kernel: KernelSpec) -> str:
@@ -361,10 +375,11 @@ def matrix_instructions(kernel: KernelSpec) -> tuple[str, ...]:
 
 def v3_instructions(kernel: KernelSpec) -> tuple[str, ...]:
     """The wrappers that V3 needs for its types: of scores computed again, and of conversions."""
-    kinds = dict.fromkeys((kernel.dtype, kernel.out_dtype))
+    kinds = dict.fromkeys((kernel.dtype, kernel.out_dtype, kernel.in_dtype or kernel.dtype))
     rounding = tuple(f"cvt_{PTX_TYPES[kind]}x2" for kind in kinds)
     if kernel.scaled:
-        return ("ldmatrix_x4", "ldmatrix_x2", "mma_m16n8k32_e4m3", *rounding)
+        widening = ("cvt_f32_f16",) if kernel.in_dtype == "fp16" else ()
+        return ("ldmatrix_x4", "ldmatrix_x2", "mma_m16n8k32_e4m3", *rounding, *widening)
     if kernel.bias_dtype:
         return rounding
     return ("ldmatrix_x2", "ldmatrix_x1", f"mma_m16n8k8_{PTX_TYPES[kernel.dtype]}", *rounding)
@@ -390,6 +405,23 @@ def row_of(kernel: KernelSpec, number: str, tensor: str) -> str:
     of_q = ("heads", "longest_q", "cu_seqlens_q")
     of_k = ("kv_heads", "longest_k", "cu_seqlens_k")
     return f"packed_row({number}, {', '.join(of_q if tensor in 'qo' else of_k)})"
+
+
+def signs(kernel: KernelSpec) -> str:
+    """The signs of a rotation's columns, 32 a word, the first in the lowest bit."""
+    words = range(0, max(kernel.head_dim, 32) // 8, 4)
+    return ", ".join(f"0x{int.from_bytes(SIGNS[i : i + 4], 'little'):08x}u" for i in words)
+
+
+def unit(kernel: KernelSpec) -> str:
+    """What a Hadamard transform must be multiplied by, if there is one, to change no length."""
+    return f"{1 / math.sqrt(kernel.head_dim):.9g}f" if kernel.incoherent else "1.f"
+
+
+def quantising(kernel: KernelSpec) -> tuple[tuple[str, str], ...]:
+    """The kernels that make e4m3, and the variables with their grids where a file runs itself."""
+    stages = ("largest", "parts"), ("scales", "factors"), ("quantise", "parts")
+    return stages[2 if kernel.scales == "block" else 0 :] if kernel.quantises else ()
 
 
 def value_columns(kernel: KernelSpec) -> tuple[int, ...]:
@@ -511,11 +543,12 @@ def _environment() -> jinja2.Environment:
     )
     helpers = {"parameters": parameters, "call": call, "memory_map": memory_map, "padded": padded}
     options = (
-        *(hooked, softmax_factor, score_terms, score_call, score_columns_call, span_terms),
+        *(hooked, unscaled, softmax_factor, score_terms, score_call, score_columns_call, span_terms),
         *(longest_q, longest_k, dq_tile, head_rows, last_tile, warp_sees),
         *(mma, cvt, matrix_instructions, scale_of),
         *(q_stages, output_parts, loader_registers, arch_flags, v3_instructions, value_columns),
         *(value_box_rows, map_of, padded_copies, row_of),
+        *(signs, unit, quantising),
     )
     helpers |= {option.__name__: option for option in options}
     environment.globals.update(helpers, ctype=CTYPES.__getitem__, ptx_type=PTX_TYPES.__getitem__)

@@ -12,12 +12,14 @@ from fasim.screen import Screen
 
 if TYPE_CHECKING:
     from fasim import comparison as comparison_
+    from fasim.accuracy import Accuracy, Errors
     from fasim.bench import Measurement
     from fasim.compile import Binary
     from fasim.entry import Entry
     from fasim.explain import Term
     from fasim.gpu import Gpu
     from fasim.model.timeline import Times
+    from fasim.plan import KernelSpec
     from fasim.problem import Problem
     from fasim.properties import Outcome, Report
     from fasim.render import Kernel
@@ -273,14 +275,38 @@ def executed(report: Report) -> str:
     )
 
 
-def verification_document(reports: Sequence[Report]) -> dict[str, Any]:
-    """One report as JSON; of several, each by its runner and whether all are ok."""
+def accuracy(screen: Screen, spec: KernelSpec, found: Sequence[Accuracy]) -> None:
+    """A line for each kind of input: errors of the kernel, and of bf16."""
+    if not found:
+        return
+    made = f"{spec.in_dtype} inputs" if spec.quantises else "inputs before they were quantised"
+    screen.line()
+    screen.line(f"errors against float64 on the {made}")
+    header = ("inputs", "RMSE", "largest", "cosine", "bf16: RMSE", "largest", "cosine", "rms of O")
+    screen.table(header, map(_accuracy, found))
+
+
+def _accuracy(one: Accuracy) -> tuple[str, ...]:
+    numbers = [_errors(errors) for errors in (one.kernel, one.bf16)]
+    return (one.inputs, *numbers[0], *numbers[1], f"{one.rms:.2g}")
+
+
+def _errors(errors: Errors) -> tuple[str, str, str]:
+    return f"{errors.rmse:.1e}", f"{errors.largest:.1e}", f"{errors.cosine:.6f}"
+
+
+def verification_document(
+    reports: Sequence[Report], found: Sequence[Accuracy] | None = None
+) -> dict[str, Any]:
+    """One report as JSON; of several, each by its runner and whether all are ok. What was found of
+    the accuracy in e4m3 stands beside."""
     each = [report.to_json() for report in reports]
+    errors = {} if found is None else {"accuracy": [one.to_json() for one in found]}
     if len(each) == 1:
-        return each[0]
+        return {**each[0], **errors}
     failed = [report.runner for report in reports if not report.ok]
     head = {"schema": each[0]["schema"], "kernel": each[0]["kernel"], "runner": "both"}
-    return {**head, "ok": not failed, "failed": failed, "reports": each}
+    return {**head, "ok": not failed, "failed": failed, "reports": each, **errors}
 
 
 def verdict(report: Report) -> str:
@@ -363,7 +389,8 @@ def shape(problem: Problem) -> str:
     keys = f" x {p.seq_kv}" if p.seq_kv != p.seq else ""
     dims = f" (V {p.head_dim_v})" if p.head_dim_v != p.head_dim else ""
     mask = {"full": "", "causal": ", causal"}.get(p.mask, f", window {p.reach[0]},{p.reach[1]}")
-    return f"batch {p.batch}, {heads}, seq {p.seq}{keys}, head_dim {p.head_dim}{dims}{mask}"
+    made = f", from {p.in_dtype}{', rotated' * p.incoherent}" if p.quantises else ""
+    return f"batch {p.batch}, {heads}, seq {p.seq}{keys}, head_dim {p.head_dim}{dims}{mask}{made}"
 
 
 def headline(entry: Entry, gpu: Gpu) -> str:

@@ -42,7 +42,7 @@
 //   from 131072    1024 bytes  L and D, slot 0
 //
 // templates, with the first 8 digits of their sha256
-//   967bade8  device/copy.cuh
+//   94aef5d4  device/copy.cuh
 //   a88d316f  device/copy_plain.cuh
 //   39ede373  device/first_key.cuh
 //   76c2f1b5  device/integers.cuh
@@ -59,9 +59,9 @@
 //   8792d681  device/words.cuh
 //   2b243d61  kernels/v1_bwd.cu
 //   8644c7ee  parts/constants_bwd.cuh
-//   2c9f1fd9  parts/main_arrays.cuh
+//   5a818b86  parts/main_arrays.cuh
 //   b86622cb  parts/main_bwd.cu
-//   ac5a8a33  parts/main_options.cuh
+//   25b3c27d  parts/main_options.cuh
 //   42d2ca0a  ptx/cvt_f16x2.cuh
 //   23f60c67  ptx/cvt_f32_f16.cuh
 //   422cf4a7  ptx/ex2.cuh
@@ -80,7 +80,7 @@
 // "head_dim_v": 64, "heads": 16, "incoherent": false, "kv_heads": 16, "out_dtype": "fp16", "pass":
 // "bwd", "scale": 0.125, "scales": "tensor", "seq": 4096, "seq_kv": 4096, "softcap": 0.0, "varlen":
 // false, "window": [255, 255]}, "schema": "fasim.plan/1", "smem_bytes": 132096}
-// ---- the rest of the file has sha256 20865407d6904b7c5671bbbd557373bbef55ad353081bdf9ee1773d9fa34b8d3
+// ---- the rest of the file has sha256 f7de167b93c95f5aaa43f9d3c348b7a02a53f4c9be7bbdecc54cab1af2fe460f
 // FlashAttention, backward, in the paper's order (Dao et al. 2022, algorithm 4).
 //
 // Two kernels, launched one after the other with the same arguments:
@@ -323,21 +323,34 @@ __device__ __forceinline__ void copy(Element* to, const Element* from, bool vali
   *reinterpret_cast<Word*>(to) = valid ? *reinterpret_cast<const Word*>(from) : Word{};
 }
 
+// Rows that are copied at once by as many threads each as they have copies: neighbours copy neighbours,
+// and a row's cache lines are asked for once. So many that the permutation of chunks only alternates;
+// 0 where a quarter of the threads or more would be left over.
+__device__ constexpr int whole_rows(int copies, int chunks) {
+  const int period = 8 / swizzle_group(chunks);
+  const int rows = kThreads / copies / period * period;
+  return 4 * rows * copies > 3 * kThreads ? rows : 0;
+}
+
 // Fills a tile of kRows x kCols from rows of global memory, all threads together. What lies beyond
 // `rows` or kValidCols becomes zero, so padding never reaches a product. Of a whole tile nothing need
-// be asked, and its addresses are constants apart. As many threads share a row as divide its copies,
-// so that all have as many.
+// be asked, and its addresses are constants apart. Where rows are not copied whole, as many threads
+// share one as divide its copies, so that all have as many.
 template <int kRows, int kCols, int kValidCols, bool kSwizzled = true>
 __device__ __forceinline__ void copy_tile(Element* tile, const Element* source, i64 stride,
                                           int rows) {
   constexpr int kBytes = copy_bytes(kValidCols);
   constexpr int kElements = kBytes / int(sizeof(Element));
-  constexpr int kRowThreads = power_of_two_in(kCols / kElements, kThreads);
-  constexpr int kRowStep = kThreads / kRowThreads, kColStep = kRowThreads * kElements;
-  constexpr int kRowSteps = (kRows + kRowStep - 1) / kRowStep, kColSteps = kCols / kColStep;
   constexpr bool kUnrolled = kCols == kValidCols && sizeof(Element) < 4;  // fp32 has no registers
+  constexpr int kCopies = kCols / kElements;  // of a row
+  constexpr int kWhole = kUnrolled ? whole_rows(kCopies, kCols / kChunkElements) : 0;
+  constexpr int kRowThreads = kWhole > 0 ? kCopies : power_of_two_in(kCopies, kThreads);
+  constexpr int kRowStep = kWhole > 0 ? kWhole : kThreads / kRowThreads;
+  constexpr int kColStep = kRowThreads * kElements;
+  constexpr int kRowSteps = (kRows + kRowStep - 1) / kRowStep, kColSteps = kCols / kColStep;
   const int first_col = threadIdx.x % kRowThreads * kElements;
   const int first_row = threadIdx.x / kRowThreads;
+  if (kRowStep * kRowThreads < kThreads && first_row >= kRowStep) return;  // left over
   source += first_row * stride + first_col;
   const auto at = [&](int row, int col) {
     return chunk_at<kCols, kSwizzled>(tile, row, col / kChunkElements) + col % kChunkElements;

@@ -32,7 +32,7 @@
 //   from  65536   32768 bytes  V
 //
 // templates, with the first 8 digits of their sha256
-//   967bade8  device/copy.cuh
+//   94aef5d4  device/copy.cuh
 //   a88d316f  device/copy_plain.cuh
 //   b09b16a3  device/fragments.cuh
 //   76c2f1b5  device/integers.cuh
@@ -49,8 +49,8 @@
 //   79f1263a  kernels/v1_fwd.cu
 //   77f6d870  parts/constants.cuh
 //   8a2896d0  parts/main.cu
-//   2c9f1fd9  parts/main_arrays.cuh
-//   ac5a8a33  parts/main_options.cuh
+//   5a818b86  parts/main_arrays.cuh
+//   25b3c27d  parts/main_options.cuh
 //   42d2ca0a  ptx/cvt_f16x2.cuh
 //   422cf4a7  ptx/ex2.cuh
 //   5bef9f17  ptx/ldmatrix_x4.cuh
@@ -69,7 +69,7 @@
 // "head_dim_v": 64, "heads": 16, "incoherent": false, "kv_heads": 16, "out_dtype": "fp16", "pass":
 // "fwd", "scale": 0.125, "scales": "tensor", "seq": 4096, "seq_kv": 4096, "softcap": 0.0, "varlen":
 // false, "window": [255, 255]}, "schema": "fasim.plan/1", "smem_bytes": 98304}
-// ---- the rest of the file has sha256 3f0d61c03bde1d819bf171d0a2372c80962cec13f02b668a22a03b3abaa04ed7
+// ---- the rest of the file has sha256 cd412b8b6b06f45c3bb1e6dee8f14a77c607ecee30726e9d7f819da8d2bbdbed
 // FlashAttention, forward, in the paper's order (Dao et al. 2022, algorithm 1).
 //
 // One thread block per head. The outer loop holds a tile of keys and values in shared memory; the
@@ -289,21 +289,34 @@ __device__ __forceinline__ void copy(Element* to, const Element* from, bool vali
   *reinterpret_cast<Word*>(to) = valid ? *reinterpret_cast<const Word*>(from) : Word{};
 }
 
+// Rows that are copied at once by as many threads each as they have copies: neighbours copy neighbours,
+// and a row's cache lines are asked for once. So many that the permutation of chunks only alternates;
+// 0 where a quarter of the threads or more would be left over.
+__device__ constexpr int whole_rows(int copies, int chunks) {
+  const int period = 8 / swizzle_group(chunks);
+  const int rows = kThreads / copies / period * period;
+  return 4 * rows * copies > 3 * kThreads ? rows : 0;
+}
+
 // Fills a tile of kRows x kCols from rows of global memory, all threads together. What lies beyond
 // `rows` or kValidCols becomes zero, so padding never reaches a product. Of a whole tile nothing need
-// be asked, and its addresses are constants apart. As many threads share a row as divide its copies,
-// so that all have as many.
+// be asked, and its addresses are constants apart. Where rows are not copied whole, as many threads
+// share one as divide its copies, so that all have as many.
 template <int kRows, int kCols, int kValidCols, bool kSwizzled = true>
 __device__ __forceinline__ void copy_tile(Element* tile, const Element* source, i64 stride,
                                           int rows) {
   constexpr int kBytes = copy_bytes(kValidCols);
   constexpr int kElements = kBytes / int(sizeof(Element));
-  constexpr int kRowThreads = power_of_two_in(kCols / kElements, kThreads);
-  constexpr int kRowStep = kThreads / kRowThreads, kColStep = kRowThreads * kElements;
-  constexpr int kRowSteps = (kRows + kRowStep - 1) / kRowStep, kColSteps = kCols / kColStep;
   constexpr bool kUnrolled = kCols == kValidCols && sizeof(Element) < 4;  // fp32 has no registers
+  constexpr int kCopies = kCols / kElements;  // of a row
+  constexpr int kWhole = kUnrolled ? whole_rows(kCopies, kCols / kChunkElements) : 0;
+  constexpr int kRowThreads = kWhole > 0 ? kCopies : power_of_two_in(kCopies, kThreads);
+  constexpr int kRowStep = kWhole > 0 ? kWhole : kThreads / kRowThreads;
+  constexpr int kColStep = kRowThreads * kElements;
+  constexpr int kRowSteps = (kRows + kRowStep - 1) / kRowStep, kColSteps = kCols / kColStep;
   const int first_col = threadIdx.x % kRowThreads * kElements;
   const int first_row = threadIdx.x / kRowThreads;
+  if (kRowStep * kRowThreads < kThreads && first_row >= kRowStep) return;  // left over
   source += first_row * stride + first_col;
   const auto at = [&](int row, int col) {
     return chunk_at<kCols, kSwizzled>(tile, row, col / kChunkElements) + col % kChunkElements;

@@ -41,7 +41,7 @@
 //   from  41984    1024 bytes  L and D, slot 1
 //
 // templates, with the first 8 digits of their sha256
-//   967bade8  device/copy.cuh
+//   94aef5d4  device/copy.cuh
 //   f0c63492  device/copy_async.cuh
 //   76c2f1b5  device/integers.cuh
 //   fdef4f85  device/last_key.cuh
@@ -55,9 +55,9 @@
 //   8792d681  device/words.cuh
 //   534c3344  kernels/v2_bwd.cu
 //   8644c7ee  parts/constants_bwd.cuh
-//   2c9f1fd9  parts/main_arrays.cuh
+//   5a818b86  parts/main_arrays.cuh
 //   b86622cb  parts/main_bwd.cu
-//   ac5a8a33  parts/main_options.cuh
+//   25b3c27d  parts/main_options.cuh
 //   1e72f56e  parts/second_pass.cu
 //   337a472a  ptx/cp_async.cuh
 //   33562fdf  ptx/cvt_bf16x2.cuh
@@ -78,7 +78,7 @@
 // "bf16", "pass": "bwd", "scale": 0.17677669529663687, "scales": "tensor", "seq": 4096, "seq_kv":
 // 4096, "softcap": 0.0, "varlen": false, "window": [-1, -1]}, "schema": "fasim.plan/1",
 // "smem_bytes": 43008}
-// ---- the rest of the file has sha256 bba4935ddedfee912cb0d038436e8512a4cf4bc7994e5e527f2c3cc09b2d7bfa
+// ---- the rest of the file has sha256 1df212b24d72e85cb5ae92b932126a81d7d9434f60eed5eabff74ef623064518
 // FlashAttention-2, backward (Dao 2023, algorithm 2).
 //
 // Three kernels, launched one after the other with the same arguments:
@@ -350,21 +350,34 @@ __device__ __forceinline__ void copy(Element* to, const Element* from, bool vali
   }
 }
 
+// Rows that are copied at once by as many threads each as they have copies: neighbours copy neighbours,
+// and a row's cache lines are asked for once. So many that the permutation of chunks only alternates;
+// 0 where a quarter of the threads or more would be left over.
+__device__ constexpr int whole_rows(int copies, int chunks) {
+  const int period = 8 / swizzle_group(chunks);
+  const int rows = kThreads / copies / period * period;
+  return 4 * rows * copies > 3 * kThreads ? rows : 0;
+}
+
 // Fills a tile of kRows x kCols from rows of global memory, all threads together. What lies beyond
 // `rows` or kValidCols becomes zero, so padding never reaches a product. Of a whole tile nothing need
-// be asked, and its addresses are constants apart. As many threads share a row as divide its copies,
-// so that all have as many.
+// be asked, and its addresses are constants apart. Where rows are not copied whole, as many threads
+// share one as divide its copies, so that all have as many.
 template <int kRows, int kCols, int kValidCols, bool kSwizzled = true>
 __device__ __forceinline__ void copy_tile(Element* tile, const Element* source, i64 stride,
                                           int rows) {
   constexpr int kBytes = copy_bytes(kValidCols);
   constexpr int kElements = kBytes / int(sizeof(Element));
-  constexpr int kRowThreads = power_of_two_in(kCols / kElements, kThreads);
-  constexpr int kRowStep = kThreads / kRowThreads, kColStep = kRowThreads * kElements;
-  constexpr int kRowSteps = (kRows + kRowStep - 1) / kRowStep, kColSteps = kCols / kColStep;
   constexpr bool kUnrolled = kCols == kValidCols && sizeof(Element) < 4;  // fp32 has no registers
+  constexpr int kCopies = kCols / kElements;  // of a row
+  constexpr int kWhole = kUnrolled ? whole_rows(kCopies, kCols / kChunkElements) : 0;
+  constexpr int kRowThreads = kWhole > 0 ? kCopies : power_of_two_in(kCopies, kThreads);
+  constexpr int kRowStep = kWhole > 0 ? kWhole : kThreads / kRowThreads;
+  constexpr int kColStep = kRowThreads * kElements;
+  constexpr int kRowSteps = (kRows + kRowStep - 1) / kRowStep, kColSteps = kCols / kColStep;
   const int first_col = threadIdx.x % kRowThreads * kElements;
   const int first_row = threadIdx.x / kRowThreads;
+  if (kRowStep * kRowThreads < kThreads && first_row >= kRowStep) return;  // left over
   source += first_row * stride + first_col;
   const auto at = [&](int row, int col) {
     return chunk_at<kCols, kSwizzled>(tile, row, col / kChunkElements) + col % kChunkElements;

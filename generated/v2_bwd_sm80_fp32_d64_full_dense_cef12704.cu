@@ -52,7 +52,7 @@
 //
 // templates, with the first 8 digits of their sha256
 //   e4e804e3  device/add_query_gradient.cuh
-//   967bade8  device/copy.cuh
+//   94aef5d4  device/copy.cuh
 //   f0c63492  device/copy_async.cuh
 //   ab3ac69d  device/dots.cuh
 //   76c2f1b5  device/integers.cuh
@@ -69,9 +69,9 @@
 //   8792d681  device/words.cuh
 //   534c3344  kernels/v2_bwd.cu
 //   8644c7ee  parts/constants_bwd.cuh
-//   2c9f1fd9  parts/main_arrays.cuh
+//   5a818b86  parts/main_arrays.cuh
 //   b86622cb  parts/main_bwd.cu
-//   ac5a8a33  parts/main_options.cuh
+//   25b3c27d  parts/main_options.cuh
 //   337a472a  ptx/cp_async.cuh
 //   422cf4a7  ptx/ex2.cuh
 //   84027e88  ptx/red_add_f32.cuh
@@ -88,7 +88,7 @@
 // "head_dim_v": 64, "heads": 16, "incoherent": false, "kv_heads": 16, "out_dtype": "fp32", "pass":
 // "bwd", "scale": 0.125, "scales": "tensor", "seq": 2048, "seq_kv": 2048, "softcap": 0.0, "varlen":
 // false, "window": [-1, -1]}, "schema": "fasim.plan/1", "smem_bytes": 115456}
-// ---- the rest of the file has sha256 f4bbe874cf050e1fbd750792c61de27c496c370e1319ca2e24b3ec2784f57416
+// ---- the rest of the file has sha256 8e5103ccfc2d8e42cb303fe8e727366a67cac39d8252f98b3e1c8a58a34d4121
 // FlashAttention-2, backward (Dao 2023, algorithm 2).
 //
 // Three kernels, launched one after the other with the same arguments:
@@ -321,21 +321,34 @@ __device__ __forceinline__ void copy(Element* to, const Element* from, bool vali
   }
 }
 
+// Rows that are copied at once by as many threads each as they have copies: neighbours copy neighbours,
+// and a row's cache lines are asked for once. So many that the permutation of chunks only alternates;
+// 0 where a quarter of the threads or more would be left over.
+__device__ constexpr int whole_rows(int copies, int chunks) {
+  const int period = 8 / swizzle_group(chunks);
+  const int rows = kThreads / copies / period * period;
+  return 4 * rows * copies > 3 * kThreads ? rows : 0;
+}
+
 // Fills a tile of kRows x kCols from rows of global memory, all threads together. What lies beyond
 // `rows` or kValidCols becomes zero, so padding never reaches a product. Of a whole tile nothing need
-// be asked, and its addresses are constants apart. As many threads share a row as divide its copies,
-// so that all have as many.
+// be asked, and its addresses are constants apart. Where rows are not copied whole, as many threads
+// share one as divide its copies, so that all have as many.
 template <int kRows, int kCols, int kValidCols, bool kSwizzled = true>
 __device__ __forceinline__ void copy_tile(Element* tile, const Element* source, i64 stride,
                                           int rows) {
   constexpr int kBytes = copy_bytes(kValidCols);
   constexpr int kElements = kBytes / int(sizeof(Element));
-  constexpr int kRowThreads = power_of_two_in(kCols / kElements, kThreads);
-  constexpr int kRowStep = kThreads / kRowThreads, kColStep = kRowThreads * kElements;
-  constexpr int kRowSteps = (kRows + kRowStep - 1) / kRowStep, kColSteps = kCols / kColStep;
   constexpr bool kUnrolled = kCols == kValidCols && sizeof(Element) < 4;  // fp32 has no registers
+  constexpr int kCopies = kCols / kElements;  // of a row
+  constexpr int kWhole = kUnrolled ? whole_rows(kCopies, kCols / kChunkElements) : 0;
+  constexpr int kRowThreads = kWhole > 0 ? kCopies : power_of_two_in(kCopies, kThreads);
+  constexpr int kRowStep = kWhole > 0 ? kWhole : kThreads / kRowThreads;
+  constexpr int kColStep = kRowThreads * kElements;
+  constexpr int kRowSteps = (kRows + kRowStep - 1) / kRowStep, kColSteps = kCols / kColStep;
   const int first_col = threadIdx.x % kRowThreads * kElements;
   const int first_row = threadIdx.x / kRowThreads;
+  if (kRowStep * kRowThreads < kThreads && first_row >= kRowStep) return;  // left over
   source += first_row * stride + first_col;
   const auto at = [&](int row, int col) {
     return chunk_at<kCols, kSwizzled>(tile, row, col / kChunkElements) + col % kChunkElements;

@@ -30,7 +30,7 @@
 //   from  40960    8192 bytes  K and V, ring slot 1
 //
 // templates, with the first 8 digits of their sha256
-//   967bade8  device/copy.cuh
+//   94aef5d4  device/copy.cuh
 //   f0c63492  device/copy_async.cuh
 //   9657e602  device/finish.cuh
 //   b09b16a3  device/fragments.cuh
@@ -38,6 +38,7 @@
 //   6718b7d2  device/mask.cuh
 //   70293969  device/matmul_mma.cuh
 //   56ce5a2e  device/rows.cuh
+//   b274dbf8  device/score_factor.cuh
 //   9a619284  device/softmax.cuh
 //   94288a38  device/store.cuh
 //   6364541a  device/tile.cuh
@@ -45,11 +46,11 @@
 //   80063cad  device/values_e4m3.cuh
 //   8c999b4d  device/weights_e4m3.cuh
 //   8792d681  device/words.cuh
-//   5ed4d436  kernels/v2_fwd.cu
+//   b258f583  kernels/v2_fwd.cu
 //   77f6d870  parts/constants.cuh
 //   8a2896d0  parts/main.cu
-//   2c9f1fd9  parts/main_arrays.cuh
-//   ac5a8a33  parts/main_options.cuh
+//   5a818b86  parts/main_arrays.cuh
+//   25b3c27d  parts/main_options.cuh
 //   337a472a  ptx/cp_async.cuh
 //   33562fdf  ptx/cvt_bf16x2.cuh
 //   e23b673c  ptx/cvt_e4m3x2.cuh
@@ -70,7 +71,7 @@
 // "head_dim_v": 128, "heads": 32, "incoherent": false, "kv_heads": 8, "out_dtype": "bf16", "pass":
 // "fwd", "scale": 0.08838834764831843, "scales": "head", "seq": 4096, "seq_kv": 4096, "softcap":
 // 0.0, "varlen": false, "window": [-1, -1]}, "schema": "fasim.plan/1", "smem_bytes": 49152}
-// ---- the rest of the file has sha256 8ded21b447d4c022496d388ed479007345b3ef813a02a5922fb3caf9ed951040
+// ---- the rest of the file has sha256 81ed16155064d3521eff3a189b214f5b9e754ae65fdb292007c0a63e828b3e22
 // FlashAttention-2, forward (Dao 2023, algorithm 1).
 //
 // One thread block per block of queries. It walks the keys and values once, from the last tile to
@@ -351,21 +352,34 @@ __device__ __forceinline__ void copy(Element* to, const Element* from, bool vali
   }
 }
 
+// Rows that are copied at once by as many threads each as they have copies: neighbours copy neighbours,
+// and a row's cache lines are asked for once. So many that the permutation of chunks only alternates;
+// 0 where a quarter of the threads or more would be left over.
+__device__ constexpr int whole_rows(int copies, int chunks) {
+  const int period = 8 / swizzle_group(chunks);
+  const int rows = kThreads / copies / period * period;
+  return 4 * rows * copies > 3 * kThreads ? rows : 0;
+}
+
 // Fills a tile of kRows x kCols from rows of global memory, all threads together. What lies beyond
 // `rows` or kValidCols becomes zero, so padding never reaches a product. Of a whole tile nothing need
-// be asked, and its addresses are constants apart. As many threads share a row as divide its copies,
-// so that all have as many.
+// be asked, and its addresses are constants apart. Where rows are not copied whole, as many threads
+// share one as divide its copies, so that all have as many.
 template <int kRows, int kCols, int kValidCols, bool kSwizzled = true>
 __device__ __forceinline__ void copy_tile(Element* tile, const Element* source, i64 stride,
                                           int rows) {
   constexpr int kBytes = copy_bytes(kValidCols);
   constexpr int kElements = kBytes / int(sizeof(Element));
-  constexpr int kRowThreads = power_of_two_in(kCols / kElements, kThreads);
-  constexpr int kRowStep = kThreads / kRowThreads, kColStep = kRowThreads * kElements;
-  constexpr int kRowSteps = (kRows + kRowStep - 1) / kRowStep, kColSteps = kCols / kColStep;
   constexpr bool kUnrolled = kCols == kValidCols && sizeof(Element) < 4;  // fp32 has no registers
+  constexpr int kCopies = kCols / kElements;  // of a row
+  constexpr int kWhole = kUnrolled ? whole_rows(kCopies, kCols / kChunkElements) : 0;
+  constexpr int kRowThreads = kWhole > 0 ? kCopies : power_of_two_in(kCopies, kThreads);
+  constexpr int kRowStep = kWhole > 0 ? kWhole : kThreads / kRowThreads;
+  constexpr int kColStep = kRowThreads * kElements;
+  constexpr int kRowSteps = (kRows + kRowStep - 1) / kRowStep, kColSteps = kCols / kColStep;
   const int first_col = threadIdx.x % kRowThreads * kElements;
   const int first_row = threadIdx.x / kRowThreads;
+  if (kRowStep * kRowThreads < kThreads && first_row >= kRowStep) return;  // left over
   source += first_row * stride + first_col;
   const auto at = [&](int row, int col) {
     return chunk_at<kCols, kSwizzled>(tile, row, col / kChunkElements) + col % kChunkElements;
@@ -500,6 +514,14 @@ __device__ __forceinline__ void accumulate(Accumulator& o, const Weights& p,
       sum[1] += odd[tile][0][2 * half + pair];
     }
   }
+}
+
+// What makes real numbers of Q K^T, at least the smallest normal one: scale factors of zeros, or of
+// next to nothing, have a product of 0, and 0 times the -inf of a hidden key would be NaN. Scores
+// times so little differ in no bit of a weight.
+__device__ __forceinline__ float normal_factor(float product) {
+  constexpr float kLeast = 1.17549435e-38f;
+  return product < kLeast ? kLeast : product;
 }
 
 // ---- Mask ---------------------------------------------------------------------------------------
@@ -684,7 +706,7 @@ v2_fwd_sm89_e4m3_d128_causal_e36911ab(
   const float q_factor = q_scale[batch * heads + head];
   const float k_factor = k_scale[batch * kv_heads + kv_head];
   const float v_factor = v_scale[batch * kv_heads + kv_head];
-  const float score_factor = scale_log2 * q_factor * k_factor;
+  const float score_factor = normal_factor(scale_log2 * q_factor * k_factor);
 
   // The tiles that any of them sees, as a stream K, V, K, V … through the ring.
   const int last_query = first_query + rows - 1;

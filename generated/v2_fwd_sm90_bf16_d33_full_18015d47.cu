@@ -29,7 +29,7 @@
 //   from  44544   10752 bytes  K and V, ring slot 3
 //
 // templates, with the first 8 digits of their sha256
-//   967bade8  device/copy.cuh
+//   94aef5d4  device/copy.cuh
 //   f0c63492  device/copy_async.cuh
 //   9657e602  device/finish.cuh
 //   b09b16a3  device/fragments.cuh
@@ -43,11 +43,11 @@
 //   c2706fe3  device/types.cuh
 //   2655b8fc  device/values_mma.cuh
 //   8792d681  device/words.cuh
-//   5ed4d436  kernels/v2_fwd.cu
+//   b258f583  kernels/v2_fwd.cu
 //   77f6d870  parts/constants.cuh
 //   8a2896d0  parts/main.cu
-//   2c9f1fd9  parts/main_arrays.cuh
-//   ac5a8a33  parts/main_options.cuh
+//   5a818b86  parts/main_arrays.cuh
+//   25b3c27d  parts/main_options.cuh
 //   337a472a  ptx/cp_async.cuh
 //   33562fdf  ptx/cvt_bf16x2.cuh
 //   422cf4a7  ptx/ex2.cuh
@@ -67,7 +67,7 @@
 // "head_dim_v": 33, "heads": 16, "incoherent": false, "kv_heads": 16, "out_dtype": "bf16", "pass":
 // "fwd", "scale": 0.17407765595569785, "scales": "tensor", "seq": 1000, "seq_kv": 1000, "softcap":
 // 0.0, "varlen": false, "window": [-1, -1]}, "schema": "fasim.plan/1", "smem_bytes": 55296}
-// ---- the rest of the file has sha256 cb4ff175562400fb4d406c1f59cb3669bb9300df64c2b7cb49ee9b8eb783cb5e
+// ---- the rest of the file has sha256 2362bdde4cc3fb2e02a3ee828e6dedd3de25b4381cf49cf468c231a15b1f5d72
 // FlashAttention-2, forward (Dao 2023, algorithm 1).
 //
 // One thread block per block of queries. It walks the keys and values once, from the last tile to
@@ -328,21 +328,34 @@ __device__ __forceinline__ void copy(Element* to, const Element* from, bool vali
   }
 }
 
+// Rows that are copied at once by as many threads each as they have copies: neighbours copy neighbours,
+// and a row's cache lines are asked for once. So many that the permutation of chunks only alternates;
+// 0 where a quarter of the threads or more would be left over.
+__device__ constexpr int whole_rows(int copies, int chunks) {
+  const int period = 8 / swizzle_group(chunks);
+  const int rows = kThreads / copies / period * period;
+  return 4 * rows * copies > 3 * kThreads ? rows : 0;
+}
+
 // Fills a tile of kRows x kCols from rows of global memory, all threads together. What lies beyond
 // `rows` or kValidCols becomes zero, so padding never reaches a product. Of a whole tile nothing need
-// be asked, and its addresses are constants apart. As many threads share a row as divide its copies,
-// so that all have as many.
+// be asked, and its addresses are constants apart. Where rows are not copied whole, as many threads
+// share one as divide its copies, so that all have as many.
 template <int kRows, int kCols, int kValidCols, bool kSwizzled = true>
 __device__ __forceinline__ void copy_tile(Element* tile, const Element* source, i64 stride,
                                           int rows) {
   constexpr int kBytes = copy_bytes(kValidCols);
   constexpr int kElements = kBytes / int(sizeof(Element));
-  constexpr int kRowThreads = power_of_two_in(kCols / kElements, kThreads);
-  constexpr int kRowStep = kThreads / kRowThreads, kColStep = kRowThreads * kElements;
-  constexpr int kRowSteps = (kRows + kRowStep - 1) / kRowStep, kColSteps = kCols / kColStep;
   constexpr bool kUnrolled = kCols == kValidCols && sizeof(Element) < 4;  // fp32 has no registers
+  constexpr int kCopies = kCols / kElements;  // of a row
+  constexpr int kWhole = kUnrolled ? whole_rows(kCopies, kCols / kChunkElements) : 0;
+  constexpr int kRowThreads = kWhole > 0 ? kCopies : power_of_two_in(kCopies, kThreads);
+  constexpr int kRowStep = kWhole > 0 ? kWhole : kThreads / kRowThreads;
+  constexpr int kColStep = kRowThreads * kElements;
+  constexpr int kRowSteps = (kRows + kRowStep - 1) / kRowStep, kColSteps = kCols / kColStep;
   const int first_col = threadIdx.x % kRowThreads * kElements;
   const int first_row = threadIdx.x / kRowThreads;
+  if (kRowStep * kRowThreads < kThreads && first_row >= kRowStep) return;  // left over
   source += first_row * stride + first_col;
   const auto at = [&](int row, int col) {
     return chunk_at<kCols, kSwizzled>(tile, row, col / kChunkElements) + col % kChunkElements;

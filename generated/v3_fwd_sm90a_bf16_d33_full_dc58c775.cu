@@ -63,11 +63,11 @@
 //   3167b13b  device/timeline.cuh
 //   689d4211  device/turn.cuh
 //   c2706fe3  device/types.cuh
-//   f85ffdff  kernels/v3_fwd.cu
+//   858a1c29  kernels/v3_fwd.cu
 //   823d8122  parts/constants_v3.cuh
-//   2c9f1fd9  parts/main_arrays.cuh
-//   ac5a8a33  parts/main_options.cuh
-//   ab0d967e  parts/main_v3.cu
+//   5a818b86  parts/main_arrays.cuh
+//   25b3c27d  parts/main_options.cuh
+//   fb1f2088  parts/main_v3.cu
 //   5af47db7  ptx/bar_arrive.cuh
 //   18bd1382  ptx/bar_sync.cuh
 //   f0e3942d  ptx/clock64.cuh
@@ -108,7 +108,7 @@
 // "fwd", "scale": 0.17407765595569785, "scales": "tensor", "seq": 1000, "seq_kv": 1000, "softcap":
 // 0.0, "varlen": false, "window": [-1, -1]}, "schema": "fasim.plan/1", "slots": 132, "smem_bytes":
 // 123904}
-// ---- the rest of the file has sha256 8dacecb69ed967903db210333c63b25030bd5dc1f33b2531ab6af1c98c4502d4
+// ---- the rest of the file has sha256 57a60cf98dc421aa16615877868aa670f17a72b1bd329effc2636c8eca590d88
 // FlashAttention-3, forward (Shah et al. 2024, algorithms 1 and 2).
 //
 // A block stays on its SM and works on one tile of queries after the other. One warpgroup, the producer,
@@ -1572,8 +1572,13 @@ int main(int argc, char** argv) {
   Element* k_padded = device_array<Element>(keys * kWide);
   const TensorMap q_padded_map = encoded(q_padded, batch, heads, seq_q, kWide, 64);
   const TensorMap k_padded_map = encoded(k_padded, batch, kv_heads, seq_kv, kWide, kBlockKV);
-  const TensorMap v_map =
-      encoded(input(keys * kHeadDimV, 3), batch, kv_heads, seq_kv, kHeadDimV, kBlockKV);
+  constexpr int kWideV = 8 * kChunks<kHeadDimV>;
+  const Element* v = input(keys * kHeadDimV, 3);
+  const Strides v_strides = contiguous(kv_heads, seq_kv, kHeadDimV);
+  Element* v_padded = device_array<Element>(keys * kWideV);
+  Output* o_padded = device_array<Output>(rows * kWideV);
+  const TensorMap v_padded_map = encoded(v_padded, batch, kv_heads, seq_kv, kWideV, kBlockKV);
+  const TensorMap o_padded_map = encoded(o_padded, batch, heads, seq_q, kWideV, 64);
   const auto blocks_for = [](i64 chunks) { return int((chunks + kPadders - 1) / kPadders); };
   i64 to_pad = 0;
   to_pad += rows * kChunks<kHeadDim>;

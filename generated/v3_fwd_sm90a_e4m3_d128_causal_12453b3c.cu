@@ -49,8 +49,9 @@
 //   cae23572  device/rescore_e4m3.cuh
 //   56ce5a2e  device/rows.cuh
 //   8060ae93  device/schedule.cuh
+//   b274dbf8  device/score_factor.cuh
 //   b1e75e8c  device/shared_v3.cuh
-//   889ddf39  device/softmax_lazy_e4m3.cuh
+//   1ad9cd93  device/softmax_lazy_e4m3.cuh
 //   17509448  device/span.cuh
 //   18b4c16b  device/store_tma.cuh
 //   567f0171  device/tensor_map.cuh
@@ -59,11 +60,11 @@
 //   689d4211  device/turn.cuh
 //   c2706fe3  device/types.cuh
 //   8c999b4d  device/weights_e4m3.cuh
-//   f85ffdff  kernels/v3_fwd.cu
+//   858a1c29  kernels/v3_fwd.cu
 //   823d8122  parts/constants_v3.cuh
-//   2c9f1fd9  parts/main_arrays.cuh
-//   ac5a8a33  parts/main_options.cuh
-//   ab0d967e  parts/main_v3.cu
+//   5a818b86  parts/main_arrays.cuh
+//   25b3c27d  parts/main_options.cuh
+//   fb1f2088  parts/main_v3.cu
 //   18bd1382  ptx/bar_sync.cuh
 //   f0e3942d  ptx/clock64.cuh
 //   bdcce3e8  ptx/cp_async_bulk_commit_group.cuh
@@ -104,7 +105,7 @@
 // "fwd", "scale": 0.08838834764831843, "scales": "head", "seq": 8192, "seq_kv": 8192, "softcap":
 // 0.0, "varlen": false, "window": [-1, -1]}, "schema": "fasim.plan/1", "slots": 132, "smem_bytes":
 // 166912}
-// ---- the rest of the file has sha256 a0492ff2c8a0142a63dbd9b84d3b9faf33cf851dc0ad708db800a13df20104ac
+// ---- the rest of the file has sha256 7364fd18302ab856491b89b257a18a0aa9fb8f1de00417fff05c8cf0b4f9fff4
 // FlashAttention-3, forward (Shah et al. 2024, algorithms 1 and 2).
 //
 // A block stays on its SM and works on one tile of queries after the other. One warpgroup, the producer,
@@ -896,6 +897,14 @@ __device__ __forceinline__ void zero(float (&fragment)[kRowTiles][kTiles][4]) {
   }
 }
 
+// What makes real numbers of Q K^T, at least the smallest normal one: scale factors of zeros, or of
+// next to nothing, have a product of 0, and 0 times the -inf of a hidden key would be NaN. Scores
+// times so little differ in no bit of a weight.
+__device__ __forceinline__ float normal_factor(float product) {
+  constexpr float kLeast = 1.17549435e-38f;
+  return product < kLeast ? kLeast : product;
+}
+
 // ---- Mask ---------------------------------------------------------------------------------------
 // Keys at or beyond a row's limit are invisible. Causal is aligned bottom-right: query i sees the
 // keys up to i + seq_kv - seq_q.
@@ -1373,6 +1382,7 @@ __device__ __forceinline__ void lower(Weights& p, Accumulator& o, RowState& row,
 // all its scores so far; and gives a lane's sums of them, before they were rounded.
 __device__ __forceinline__ void weigh(Weights& p, float (&sum)[2], Scores& s, Accumulator& o,
                                       RowState& row, float scale_log2, bool looks) {
+  const float factor = scale_log2;
   float shift[2];
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
@@ -1383,7 +1393,7 @@ __device__ __forceinline__ void weigh(Weights& p, float (&sum)[2], Scores& s, Ac
 #pragma unroll
   for (int step = 0; step < kBlockKV / 32; ++step) {
     const auto& few = reinterpret_cast<const float (&)[4][4]>(s[0][4 * step]);
-    weigh_step(p[0][step], sum, few, shift, scale_log2);
+    weigh_step(p[0][step], sum, few, shift, factor);
   }
 }
 
@@ -1552,7 +1562,7 @@ v3_fwd_sm90a_e4m3_d128_causal_12453b3c(
         [[maybe_unused]] const i64 batch = work.batch;
         const float q_factor = q_scale[batch * heads + work.head];
         const float k_factor = k_scale[batch * kv_heads + kv_head];
-        work.score_factor = scale_log2 * q_factor * k_factor;
+        work.score_factor = normal_factor(scale_log2 * q_factor * k_factor);
         work.value_factor = v_scale[batch * kv_heads + kv_head];
       }
       wait(&shared.empty_q[at.slot], at.parity ^ 1);
@@ -1648,20 +1658,22 @@ v3_fwd_sm90a_e4m3_d128_causal_12453b3c(
     const Turn at = turn<kStages>(n);
     wait(&shared.full_v[at.slot], at.parity);
     const auto& values = shared.v[at.slot];
+    const auto few_scores_of = [&](FewScores& few, int step) {
+      const auto& q_rows = shared.q[(round - 1) % kQStages][warpgroup];
+      few_scores(few, q_rows, shared.k[at.slot], 32 * step);
+      finish(few, 32 * step);
+    };
     add_values(o, p, descriptor_of(values), [&](auto&... t) {
-      // No weight exceeds its sum.
-      if (!__any_sync(~0u, fmaxf(sum[0], sum[1]) > kLargestWeight)) return;
-      const bool moves[2] = {has_largest(p, 0), has_largest(p, 1)};
-      if (!__any_sync(~0u, moves[0] || moves[1])) return;
-      lower(p, o, row, sum, moves, score_factor, [&](FewScores& few, int step) {
-        const auto& q_rows = shared.q[(round - 1) % kQStages][warpgroup];
-        few_scores(few, q_rows, shared.k[at.slot], 32 * step);
-        finish(few, 32 * step);
-      });
-      (few_values(t, p, moves, values), ...);
+      if (__any_sync(~0u, fmaxf(sum[0], sum[1]) > kLargestWeight)) {  // no weight exceeds its sum
+        const bool moves[2] = {has_largest(p, 0), has_largest(p, 1)};
+        if (__any_sync(~0u, moves[0] || moves[1])) {
+          lower(p, o, row, sum, moves, score_factor, few_scores_of);
+          (few_values(t, p, moves, values), ...);
+        }
+      }
+      row.sum[0] += sum[0];
+      row.sum[1] += sum[1];
     });
-    row.sum[0] += sum[0];
-    row.sum[1] += sum[1];
     if (tells()) {
       ptx::mbarrier_arrive(&shared.empty_k[at.slot]);
       ptx::mbarrier_arrive(&shared.empty_v[at.slot]);
@@ -1677,16 +1689,17 @@ v3_fwd_sm90a_e4m3_d128_causal_12453b3c(
     tile = uniform(tile);
     return works;
   };
-  bool works = begin_together();
-  for (int n = 0; works; ++n) {
-    add_tile(n);
-    const bool ends = __all_sync(~0u, tile == last_tile);
-    --tile;
-    if (!ends) continue;
-    works = begin_together();
+  int n = 0;
+  for (bool more = begin_together(); more;) {
+    for (bool ends = false; !ends; ++n) {
+      add_tile(n);
+      ends = __all_sync(~0u, tile == last_tile);
+      --tile;
+    }
+    more = begin_together();
     end();
     store();
-    note(kStored, n);
+    note(kStored, n - 1);
     reset(row);
     zero(o);
   }

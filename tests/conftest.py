@@ -83,6 +83,8 @@ def sketch() -> Callable[..., Kernel]:
             bias=problem.bias,
             varlen=problem.varlen,
             scales=problem.scales if dtype == "e4m3" else "none",
+            in_dtype=problem.in_dtype if problem.quantises else "",
+            incoherent=problem.incoherent,
         )
         plan = Plan(problem=problem, gpu="none", kernel=spec, smem_bytes=64 << 10)
         return Kernel(spec.stem, "", plan)

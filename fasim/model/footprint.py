@@ -22,6 +22,8 @@ from fasim.plan import (
     WARP,
     columns_at_once,
     padded_tensors,
+    row_blocks,
+    scale_shapes,
     takable,
     transposed_shape,
     transposes,
@@ -49,6 +51,9 @@ SMALL_BLOCK_REGISTERS = 20
 # 64 scores a thread; a causal mask a limit for every 16 scores; more than 128 scores more loads in
 # flight, one for 2.
 WIDE_REGISTERS, SCORES_PER_LIMIT = 8, 16
+# Beside so few scores a thread of 32 rows a warp, V2 in 16 bits makes those addresses and a ring's
+# places anew; compiled for Blackwell it spills them.
+FEW_SCORES = 32
 FP32_REGISTERS = 28  # wider fragments, the weights of four keys
 MANY_SCORES, SCORES_PER_LOAD = 128, 2
 # Lazy weights: beyond so many scores, or values held at once, ptxas spills some of these.
@@ -144,7 +149,8 @@ def arch_registers(
     if capability < AMPERE:
         return _turing_registers(problem, algo, tiles)
     if problem.dtype != "e4m3":
-        return {}
+        spilled = remade_registers(problem, tiles) * (capability[0] >= BLACKWELL)
+        return {"addresses on Blackwell": spilled} if algo == "v2" else {}
     major = capability[0] if capability[0] in SUMS_REGISTERS else BLACKWELL
     by_columns = SUMS_REGISTERS[major][(problem.head_dim_v - 1) // 64]
     sums = by_columns + SUMS_PER_KEY[major] * tiles.step_kv
@@ -269,7 +275,8 @@ def _v2_split_registers(problem: Problem, tiles: Tiles) -> Ints:
 
 def _v2_fwd_registers(problem: Problem, tiles: Tiles) -> Ints:
     """In 16 bits weights lie beside their scores until no row has to move its reference."""
-    return np.asarray(_mma_fwd_registers(problem, tiles) + lazy_registers(problem, tiles))
+    needed = _mma_fwd_registers(problem, tiles) + lazy_registers(problem, tiles)
+    return np.asarray(needed - remade_registers(problem, tiles))
 
 
 def lazy_registers(problem: Problem, tiles: Tiles) -> Ints:
@@ -277,6 +284,14 @@ def lazy_registers(problem: Problem, tiles: Tiles) -> Ints:
     held = _accumulators(problem, tiles) + tiles.step_kv // 4  # the weights of 16 rows
     crowded = (_scores(tiles) > MOST_LAZY_SCORES) | (held > MOST_HELD)
     return np.asarray(LAZY_REGISTERS * crowded * (problem.dtype in LAZY_DTYPES))
+
+
+def remade_registers(problem: Problem, tiles: Tiles) -> Ints:
+    """Of the addresses of long rows and the places of a ring those that are kept nowhere."""
+    few = (_scores(tiles) <= FEW_SCORES) & (tiles.rows_per_warp > MMA_ROWS)
+    long_rows = max(problem.head_dim, problem.head_dim_v) > 128 and problem.dtype in LAZY_DTYPES
+    kept = WIDE_REGISTERS + RING_REGISTERS * (tiles.stages > 1)
+    return np.asarray(kept * few * long_rows)
 
 
 def _special(problem: Problem, tiles: Tiles) -> Ints:
@@ -386,8 +401,8 @@ def gradient_columns(problem: Problem, tiles: Tiles) -> Ints:
 
 
 def _v3_fwd_registers(problem: Problem, tiles: Tiles) -> Any:
-    """A warpgroup of 128 threads owns 64 rows: S N/2, O D_v/2, P N e/8; in e4m3 the sums of a
-    tile take the registers of S, and O has the sums of rounded weights."""
+    """A warpgroup of 128 threads owns 64 rows: S N/2, O D_v/2, P N e/8; in e4m3 the sums of a tile
+    take the registers of S, and O has the sums of rounded weights."""
     p = tiles.block_kv * problem.element_bytes // 8
     o = padded(problem.head_dim_v, problem.dtype) // 2
     options = sum(v3_option_registers(problem, tiles).values())
@@ -477,8 +492,13 @@ class Tensors:
 
 def compulsory(problem: Problem) -> int:
     """Bytes no forward pass can avoid: Q, K and V read once, O written once."""
+    return given(problem) + Tensors.of(problem).o
+
+
+def given(problem: Problem) -> int:
+    """Bytes of Q, K and V as they come, before they are quantised."""
     t = Tensors.of(problem)
-    return t.q + t.kv + t.o
+    return (t.q + t.kv) // problem.element_bytes * problem.in_bytes
 
 
 def hbm(problem: Problem, algo: str, pass_: str) -> HbmBytes:
@@ -500,11 +520,11 @@ def _flash_hbm(problem: Problem, algo: str, pass_: str) -> HbmBytes:
     t = Tensors.of(problem)
     forward = _v1_workspace(problem) if algo == "v1" else 0
     if transposes(algo, problem.dtype):
-        forward = math.prod(transposed_shape(problem))
+        forward = math.prod(transposed_shape(problem)) + _quantised_workspace(problem)
     if algo == "v3":
         forward += _padded_workspace(problem)
     if pass_ == "fwd":
-        return HbmBytes(inputs=t.q + t.kv + t.bias, outputs=t.o + t.lse, workspace=forward)
+        return HbmBytes(inputs=given(problem) + t.bias, outputs=t.o + t.lse, workspace=forward)
     backward = _dq_workspace(problem, algo)
     return HbmBytes(
         inputs=t.q + t.kv + t.o + t.bias,  # dO is as large as O
@@ -519,6 +539,14 @@ def _padded_workspace(problem: Problem) -> int:
     d, dv = takable(problem.head_dim), takable(problem.head_dim_v)
     wide = vars(Tensors.of(replace(problem, head_dim=d, head_dim_v=dv)))
     return sum(wide[name] for name in padded_tensors(problem))
+
+
+def _quantised_workspace(problem: Problem) -> int:
+    """Q and K in e4m3, scale factors, and the largest numbers of blocks that share one."""
+    if not problem.quantises:
+        return 0
+    t, factors = Tensors.of(problem), sum(map(math.prod, scale_shapes(problem).values()))
+    return t.q + t.k + 4 * (factors + sum(row_blocks(problem)) * (problem.scales != "block"))
 
 
 def _v1_workspace(problem: Problem) -> int:

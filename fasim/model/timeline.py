@@ -140,12 +140,14 @@ class _Flash:
 
     def _launches(self) -> int:
         """A backward prepares D before its main kernel; V2 and V3 round dQ after it. V3 lays out V
-        before, in e4m3; it pads rows before, and cuts those of O after."""
+        before, in e4m3, or quantises everything; scale factors that blocks share take two launches
+        more. It pads rows before, and cuts those of O after."""
         if self.pass_ == "bwd":
             return 2 if self.algo == "v1" else 3
+        if transposes(self.algo, self.problem.dtype):
+            return 4 if self.problem.quantises and self.problem.scales != "block" else 2
         padded = traffic.pads(self.problem, self.algo, self.pass_)
-        aside = bool(set(padded) - {"o"}) + ("o" in padded)
-        return 1 + transposes(self.algo, self.problem.dtype) + aside
+        return 1 + bool(set(padded) - {"o"}) + ("o" in padded)
 
     def _aside_s(self) -> float:
         """Seconds of what stands before and after the main kernel, bound by HBM."""

@@ -22,9 +22,12 @@ from fasim.plan import (
     ABREAST,
     PADDED,
     PADDED_BYTES,
+    QUANTISERS,
     SCALE_INPUTS,
     WARPGROUP_ROWS,
     padded_tensors,
+    row_blocks,
+    scale_shapes,
     takable,
     transposed_shape,
     transposes,
@@ -81,7 +84,7 @@ def issued(problem: Problem, algo: str, pass_: str, tiles: Tiles) -> Bytes:
     if pads(problem, algo, pass_):
         moved = _with_padded(problem, seen, tiles)
     reads = _option_reads if pass_ == "fwd" else _option_reads_bwd
-    return Bytes.by_tensor({**moved.reads, **reads(problem, algo, tiles)}, moved.writes)
+    return Bytes.by_tensor(_sum(moved.reads, reads(problem, algo, tiles)), moved.writes)
 
 
 def _option_reads_bwd(problem: Problem, algo: str, tiles: Tiles) -> dict[str, Any]:
@@ -199,17 +202,44 @@ def _with_transposed(problem: Problem, seen: Visits, block_kv: Ints, moved: Byte
     ragged = seen.kv_tiles * block_kv - p.seq_kv
     last = (seen.steps * block_kv - seen.keys) // np.maximum(ragged, 1)  # visits of the last tile
     walked = seen.keys + last * (slabs * width - p.seq_kv)
-    before, any_query = laid_out(p), seen.q_tiles > 0
-    reads = {"v": before.read * any_query, "vt": p.batch * p.heads * rows * walked}
-    writes = {"vt": before.write * any_query}
-    return Bytes.by_tensor({**moved.reads, **reads}, {**moved.writes, **writes})
+    main = {**moved.reads, "vt": p.batch * p.heads * rows * walked}
+    del main["v"]
+    if p.quantises:
+        main = {{"q": "q8", "k": "k8"}.get(name, name): count for name, count in main.items()}
+    before = laid_out(p)
+    return Bytes.by_tensor(_sum(before.reads, main), _sum(before.writes, moved.writes))
+
+
+def _sum(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: first.get(name, 0) + second.get(name, 0) for name in (*first, *second)}
 
 
 def laid_out(problem: Problem) -> Bytes:
-    """What the kernel that lays out V anew moves."""
-    heads = problem.batch * problem.kv_heads
-    read = heads * problem.seq_kv * problem.head_dim_v
-    return Bytes(read, math.prod(transposed_shape(problem)))
+    """What the kernels that lay out V anew move, or that quantise all inputs."""
+    if problem.seq == 0:
+        return Bytes(0, 0)
+    p, vt = problem, {"vt": math.prod(transposed_shape(problem))}
+    v = p.batch * p.kv_heads * p.seq_kv * p.head_dim_v * p.in_bytes
+    if not p.quantises:
+        return Bytes.by_tensor({"v": v}, vt)
+    t, passes = Tensors.of(p), 1 if p.scales == "block" else 2
+    given = {"q": t.q * p.in_bytes, "k": t.k * p.in_bytes, "v": v}
+    read, write = _scale_factors(p)
+    reads = {name: passes * count for name, count in given.items()} | read
+    return Bytes.by_tensor(reads, {"q8": t.q, "k8": t.k, **vt, **write})
+
+
+def _scale_factors(problem: Problem) -> tuple[dict[str, int], dict[str, int]]:
+    """Bytes read and written to find scale factors: those that several blocks of rows share come
+    from the largest number of each, and every thread that quantises reads one."""
+    write = {name: 4 * math.prod(shape) for name, shape in scale_shapes(problem).items()}
+    if problem.scales == "block":
+        return {}, write
+    widest, blocks = max(problem.head_dim, problem.head_dim_v), row_blocks(problem)
+    threads = next(count for width, count in QUANTISERS.items() if widest <= width)
+    read = {name: 4 * threads * n for name, n in zip(SCALE_INPUTS, blocks, strict=True)}
+    most = {"most": 4 * sum(blocks)}
+    return {**read, **most}, {**write, **most}
 
 
 def pads(problem: Problem, algo: str, pass_: str) -> tuple[str, ...]:

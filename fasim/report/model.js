@@ -216,6 +216,12 @@ function makeModel(C, GPUS) {
     return crowded && isLazy(p) ? C.LAZY_REGISTERS : 0;
   }
 
+  function remadeRegisters(p, t) {
+    const few = scoresOf(t) <= C.FEW_SCORES && rowsPerWarp(t) > C.MMA_ROWS;
+    const long = Math.max(p.head_dim, p.head_dim_v) > 128 && isLazy(p);
+    return few && long ? C.WIDE_REGISTERS + (t.stages > 1 ? C.RING_REGISTERS : 0) : 0;
+  }
+
   function v1Registers(p, t) {
     const options = optionRegisters(p), held = accumulators(p, t);
     const taken = C.V1_BASE + options + C.V1_PER_ACCUMULATOR[p.dtype] * held;
@@ -227,7 +233,7 @@ function makeModel(C, GPUS) {
 
   function variantRegisters(p, variant, t) {
     if (variant === "v1") return v1Registers(p, t);
-    if (variant === "v2") return mmaRegisters(p, t) + lazyRegisters(p, t);
+    if (variant === "v2") return mmaRegisters(p, t) + lazyRegisters(p, t) - remadeRegisters(p, t);
     if (variant === "v2_split") return mmaRegisters(p, withAllRows(t)) + C.SPLIT_REGISTERS[p.dtype];
     const kept = Math.floor(p.dv / 2) + Math.floor((t.n * p.e) / 8) + v3OptionRegisters(p, t);
     if (p.dtype !== "e4m3") return Math.floor(t.n / 2) + kept + C.V3_BASE;
@@ -239,7 +245,7 @@ function makeModel(C, GPUS) {
     if (variant === "v3") return 0;
     const [major] = gpu.compute_capability;
     if (major < C.AMPERE[0]) return turingRegisters(p, variant, t);
-    if (p.dtype !== "e4m3") return 0;
+    if (p.dtype !== "e4m3") return variant === "v2" && major >= C.BLACKWELL ? remadeRegisters(p, t) : 0;
     const generation = major in C.SUMS_REGISTERS ? major : C.BLACKWELL;
     const columns = C.SUMS_REGISTERS[generation][Math.floor((p.head_dim_v - 1) / 64)];
     return Math.trunc(columns + C.SUMS_PER_KEY[generation] * t.step);

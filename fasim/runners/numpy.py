@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from fasim import tiled
+from fasim import quantise, tiled
 from fasim.errors import UsageError
 from fasim.plan import KernelSpec, Launch
 from fasim.reference import DTYPES
@@ -38,17 +38,36 @@ class NumpyRunner:
     def run(self, kernel: Kernel, arrays: Mapping[str, Array], launch: Launch) -> dict[str, Array]:
         """Outputs o (out_dtype) and lse (fp32) of ``arrays`` q, k, v (batch, heads, seq, dim).
 
-        Tiles are worked on in fp32, as the kernels accumulate. Raises UsageError for a kernel whose
-        tiles are not written down in tiled.py.
+        Tiles are worked on in fp32, as the kernels accumulate; those of V3 also in e4m3 with scale
+        factors, made here if the kernel quantises. Raises UsageError for a kernel whose tiles are
+        not written down in tiled.py.
         """
         spec = kernel.plan.kernel
         forward = _forward_of(spec, launch)
-        q, k, v = (np.asarray(arrays[name]).astype(np.float32) for name in ("q", "k", "v"))
+        given = quantise.stored({name: np.asarray(x) for name, x in arrays.items()}, spec)
+        kind = np.float32 if spec.dtype != "e4m3" else DTYPES["e4m3"]
+        q, k, v = (given[name].astype(kind) for name in ("q", "k", "v"))
         o, lse = (np.empty(*_kind(launch, name)) for name in ("o", "lse"))
         group = q.shape[1] // k.shape[1]
         for b, h in np.ndindex(*q.shape[:2]):
-            o[b, h], lse[b, h] = forward(q[b, h], k[b, h // group], v[b, h // group])
+            heads = {"q": (b, h), "k": (b, h // group), "v": (b, h // group)}
+            scales = _scales(given, spec, heads) if spec.scaled else {}
+            o[b, h], lse[b, h] = forward(q[b, h], k[b, h // group], v[b, h // group], **scales)
         return {"o": o, "lse": lse}
+
+
+def _scales(
+    arrays: Mapping[str, Array], spec: KernelSpec, heads: Mapping[str, tuple[int, int]]
+) -> dict[str, tiled.Scales]:
+    """The scale factor of every tile of some heads of q, k and v."""
+    sizes = {"q": spec.tile.block_q, "k": spec.tile.block_kv, "v": spec.tile.block_kv}
+    found = []
+    for name, head in heads.items():
+        factor = arrays[f"{name}_scale"]
+        tiles = math.ceil(arrays[name].shape[2] / sizes[name])
+        of_head = factor if spec.scales == "tensor" else factor[head]
+        found.append(of_head if spec.scales == "block" else np.full(tiles, of_head))
+    return {"scales": tiled.Scales(*found)}
 
 
 def _forward_of(spec: KernelSpec, launch: Launch) -> Callable[..., tuple[Array, Array]]:
@@ -61,14 +80,14 @@ def _forward_of(spec: KernelSpec, launch: Launch) -> Callable[..., tuple[Array, 
         "causal": spec.mask == "causal",
         "scale": scale_log2 * math.log(2),
     }
-    return lambda q, k, v: FORWARD[spec.algo](q, k, v, **options)
+    return lambda q, k, v, **scales: FORWARD[spec.algo](q, k, v, **options, **scales)
 
 
 def _check(spec: KernelSpec) -> None:
     asked = {
         "algorithm": (spec.algo, tuple(FORWARD)),
         "pass": (spec.pass_, ("fwd",)),
-        "dtype": (spec.dtype, ("fp32", "fp16", "bf16")),
+        "dtype": (spec.dtype, ("fp32", "fp16", "bf16", *["e4m3"] * (spec.algo == "v3"))),
         "mask": (spec.mask, ("full", "causal")),
         "bias": (spec.bias, ("none",)),
         "softcap": (spec.softcap, (False,)),

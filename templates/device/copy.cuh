@@ -1,18 +1,31 @@
+// Rows that are copied at once by as many threads each as they have copies: neighbours copy neighbours,
+// and a row's cache lines are asked for once. So many that the permutation of chunks only alternates;
+// 0 where a quarter of the threads or more would be left over.
+__device__ constexpr int whole_rows(int copies, int chunks) {
+  const int period = 8 / swizzle_group(chunks);
+  const int rows = kThreads / copies / period * period;
+  return 4 * rows * copies > 3 * kThreads ? rows : 0;
+}
+
 // Fills a tile of kRows x kCols from rows of global memory, all threads together. What lies beyond
 // `rows` or kValidCols becomes zero, so padding never reaches a product. Of a whole tile nothing need
-// be asked, and its addresses are constants apart. As many threads share a row as divide its copies,
-// so that all have as many.
+// be asked, and its addresses are constants apart. Where rows are not copied whole, as many threads
+// share one as divide its copies, so that all have as many.
 template <int kRows, int kCols, int kValidCols, bool kSwizzled = true>
 __device__ __forceinline__ void copy_tile(Element* tile, const Element* source, i64 stride,
                                           int rows) {
   constexpr int kBytes = copy_bytes(kValidCols);
   constexpr int kElements = kBytes / int(sizeof(Element));
-  constexpr int kRowThreads = power_of_two_in(kCols / kElements, kThreads);
-  constexpr int kRowStep = kThreads / kRowThreads, kColStep = kRowThreads * kElements;
-  constexpr int kRowSteps = (kRows + kRowStep - 1) / kRowStep, kColSteps = kCols / kColStep;
   constexpr bool kUnrolled = kCols == kValidCols && sizeof(Element) < 4;  // fp32 has no registers
+  constexpr int kCopies = kCols / kElements;  // of a row
+  constexpr int kWhole = kUnrolled ? whole_rows(kCopies, kCols / kChunkElements) : 0;
+  constexpr int kRowThreads = kWhole > 0 ? kCopies : power_of_two_in(kCopies, kThreads);
+  constexpr int kRowStep = kWhole > 0 ? kWhole : kThreads / kRowThreads;
+  constexpr int kColStep = kRowThreads * kElements;
+  constexpr int kRowSteps = (kRows + kRowStep - 1) / kRowStep, kColSteps = kCols / kColStep;
   const int first_col = threadIdx.x % kRowThreads * kElements;
   const int first_row = threadIdx.x / kRowThreads;
+  if (kRowStep * kRowThreads < kThreads && first_row >= kRowStep) return;  // left over
   source += first_row * stride + first_col;
   const auto at = [&](int row, int col) {
     return chunk_at<kCols, kSwizzled>(tile, row, col / kChunkElements) + col % kChunkElements;

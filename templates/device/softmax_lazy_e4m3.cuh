@@ -160,17 +160,30 @@ __device__ __forceinline__ void lower(Weights& p, Accumulator& o, RowState& row,
 // Turns scores into weights, exp(scale (s - max)) 2^5 for a recent maximum, or if the row looks that of
 // all its scores so far; and gives a lane's sums of them, before they were rounded.
 __device__ __forceinline__ void weigh(Weights& p, float (&sum)[2], Scores& s, Accumulator& o,
-                                      RowState& row, float scale_log2, bool looks) {
+                                      RowState& row, float scale_log2, bool looks$(", float unit" if unscaled(kernel))) {
+//% if unscaled(kernel)
+  float factor = scale_log2 * unit;  // s is in units of the tile's scale factor
+//% else
+  const float factor = scale_log2;
+//% endif
   float shift[2];
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     shift[half] = fmaf(row.max[half], scale_log2, -kWeightExponent);
     sum[half] = 0.f;
   }
+//% if unscaled(kernel)
+  if (looks || !all_settled(row, scale_log2)) {
+    multiply(s, unit);
+    factor = scale_log2;
+    settle(s, o, row, shift, scale_log2, looks);
+  }
+//% else
   if (looks || !all_settled(row, scale_log2)) settle(s, o, row, shift, scale_log2, looks);
+//% endif
 #pragma unroll
   for (int step = 0; step < kBlockKV / 32; ++step) {
     const auto& few = reinterpret_cast<const float (&)[4][4]>(s[0][4 * step]);
-    weigh_step(p[0][step], sum, few, shift, scale_log2);
+    weigh_step(p[0][step], sum, few, shift, factor);
   }
 }

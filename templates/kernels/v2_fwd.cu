@@ -74,6 +74,10 @@ static_assert((kQElements + kSlots * kSlotElements) * sizeof(Element) == kSmemBy
 //% include "device/varlen.cuh"
 //% endif
 
+//% if kernel.scaled
+//% include "device/score_factor.cuh"
+//% endif
+
 //% if hooked(kernel)
 //% include "device/score.cuh"
 
@@ -134,7 +138,7 @@ $(parameters(kernel))) {
   const float q_factor = q_scale[$(scale_of(kernel, "heads", "head"))];
   const float k_factor = k_scale[$(scale_of(kernel, "kv_heads", "kv_head"))];
   const float v_factor = v_scale[$(scale_of(kernel, "kv_heads", "kv_head"))];
-  const float score_factor = $(kernel.factors[0]) * q_factor * k_factor;
+  const float score_factor = normal_factor($(kernel.factors[0]) * q_factor * k_factor);
 
 //% endif
 

@@ -68,6 +68,10 @@ constexpr int kTurnBarrier = 1 + kConsumers;  // a consumer's turn to start prod
 
 //% include "device/fragments.cuh"
 
+//% if kernel.scaled
+//% include "device/score_factor.cuh"
+//% endif
+
 //% if hooked(kernel)
 //% include "device/score.cuh"
 
@@ -107,7 +111,7 @@ constexpr int kTurnBarrier = 1 + kConsumers;  // a consumer's turn to start prod
 //% if kernel.scaled
 //% include "device/key_order.cuh"
 
-//% include "device/transpose_e4m3.cuh"
+//% include "device/" ~ ("quantise" if kernel.quantises else "transpose") ~ "_e4m3.cuh"
 //% endif
 
 //% if kernel.padded_tensors
@@ -151,9 +155,9 @@ $(parameters(kernel))) {
     if (threadIdx.x % 128 != 0) return;
 //% if kernel.scales == "block"
     const int tiles_kv = (seq_kv + kBlockKV - 1) / kBlockKV;
-    Loader loader = {shared, &k_map, &vt_map, kv_heads, k_scale, v_scale, tiles_kv};
+    Loader loader = {shared, &$(map_of(kernel, "k")), &vt_map, kv_heads, k_scale, v_scale, tiles_kv};
 //% elif kernel.scaled
-    Loader loader = {shared, &k_map, &vt_map, kv_heads};
+    Loader loader = {shared, &$(map_of(kernel, "k")), &vt_map, kv_heads};
 //% else
     Loader loader = {shared, &$(map_of(kernel, "k")), &$(map_of(kernel, "v"))};
 //% endif
@@ -179,7 +183,7 @@ $(parameters(kernel))) {
 #pragma unroll
       for (int i = 0; i < kConsumers && work.first_query >= 0; ++i) {
         const int block = min((work.first_query + 64 * i) / kScaleBlock, q_blocks - 1);
-        work.score_factor[i] = $(kernel.factors[0]) * q_scales[block];
+        work.score_factor[i] = normal_factor($(kernel.factors[0]) * q_scales[block]);
       }
 //% elif kernel.scaled
       if (work.first_query >= 0) {
@@ -188,7 +192,7 @@ $(parameters(kernel))) {
         [[maybe_unused]] const i64 batch = work.batch;
         const float q_factor = q_scale[$(scale_of(kernel, "heads", "work.head"))];
         const float k_factor = k_scale[$(scale_of(kernel, "kv_heads", "kv_head"))];
-        work.score_factor = $(kernel.factors[0]) * q_factor * k_factor;
+        work.score_factor = normal_factor($(kernel.factors[0]) * q_factor * k_factor);
         work.value_factor = v_scale[$(scale_of(kernel, "kv_heads", "kv_head"))];
       }
 //% endif
@@ -290,7 +294,7 @@ $(parameters(kernel))) {
     note(kAsked, n);
     wait(&shared.full_k[at.slot], at.parity);
 //% if kernel.scales == "block"
-    key_factor = shared.key_factors[at.slot];
+    key_factor = normal_factor(shared.key_factors[at.slot]);
 //% endif
 //% if not kernel.scaled
     ptx::bar_sync(kTurnBarrier + warpgroup, 256);
@@ -304,7 +308,7 @@ $(parameters(kernel))) {
 //% endif
   // From products to what softmax sees, for the keys from the tile's `column`-th on.
   const auto finish = [&](auto& s, int column) {
-//% if kernel.scales == "block"
+//% if kernel.scales == "block" and not unscaled(kernel)
     multiply(s, key_factor);
 //% endif
 //% if not hooked(kernel)
@@ -345,25 +349,30 @@ $(parameters(kernel))) {
     note(kScored, n);
     finish(s, 0);
     float sum[2];
-    weigh(p, sum, s, o, row, $(softmax_factor(kernel)), is_looked_at(whole.end - tile));
+    weigh(p, sum, s, o, row, $(softmax_factor(kernel)), is_looked_at(whole.end - tile)$(", key_factor" if unscaled(kernel)));
     note(kWeighed, n);
     const Turn at = turn<kStages>(n);
     wait(&shared.full_v[at.slot], at.parity);
     const auto& values = shared.v[at.slot];
+    const auto few_scores_of = [&](FewScores& few, int step) {
+      const auto& q_rows = shared.q[(round - 1) % kQStages][warpgroup];
+      few_scores(few, q_rows, shared.k[at.slot], 32 * step);
+//% if unscaled(kernel)
+      multiply(few, key_factor);
+//% endif
+      finish(few, 32 * step);
+    };
     add_values(o, p, descriptor_of(values)$(", shared.value_factors[at.slot]" if kernel.scales == "block"), [&](auto&... t) {
-      // No weight exceeds its sum.
-      if (!__any_sync(~0u, fmaxf(sum[0], sum[1]) > kLargestWeight)) return;
-      const bool moves[2] = {has_largest(p, 0), has_largest(p, 1)};
-      if (!__any_sync(~0u, moves[0] || moves[1])) return;
-      lower(p, o, row, sum, moves, $(softmax_factor(kernel)), [&](FewScores& few, int step) {
-        const auto& q_rows = shared.q[(round - 1) % kQStages][warpgroup];
-        few_scores(few, q_rows, shared.k[at.slot], 32 * step);
-        finish(few, 32 * step);
-      });
-      (few_values(t, p, moves, values), ...);
+      if (__any_sync(~0u, fmaxf(sum[0], sum[1]) > kLargestWeight)) {  // no weight exceeds its sum
+        const bool moves[2] = {has_largest(p, 0), has_largest(p, 1)};
+        if (__any_sync(~0u, moves[0] || moves[1])) {
+          lower(p, o, row, sum, moves, $(softmax_factor(kernel)), few_scores_of);
+          (few_values(t, p, moves, values), ...);
+        }
+      }
+      row.sum[0] += sum[0];
+      row.sum[1] += sum[1];
     });
-    row.sum[0] += sum[0];
-    row.sum[1] += sum[1];
     if (tells()) {
       ptx::mbarrier_arrive(&shared.empty_k[at.slot]);
       ptx::mbarrier_arrive(&shared.empty_v[at.slot]);
@@ -379,16 +388,17 @@ $(parameters(kernel))) {
     tile = uniform(tile);
     return works;
   };
-  bool works = begin_together();
-  for (int n = 0; works; ++n) {
-    add_tile(n);
-    const bool ends = __all_sync(~0u, tile == last_tile);
-    --tile;
-    if (!ends) continue;
-    works = begin_together();
+  int n = 0;
+  for (bool more = begin_together(); more;) {
+    for (bool ends = false; !ends; ++n) {
+      add_tile(n);
+      ends = __all_sync(~0u, tile == last_tile);
+      --tile;
+    }
+    more = begin_together();
     end();
     store();
-    note(kStored, n);
+    note(kStored, n - 1);
     reset(row);
     zero(o);
   }

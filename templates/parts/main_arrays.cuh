@@ -1,13 +1,15 @@
-__global__ void fill(Element* x, i64 n, u32 seed) {
+//% set given = kernel.in_dtype or kernel.dtype
+//% set Given = "Input" if kernel.in_dtype else "Element"
+__global__ void fill($(Given)* x, i64 n, u32 seed) {
   const i64 i = blockIdx.x * i64(blockDim.x) + threadIdx.x;
   const u32 hash = (u32(i) * 2654435761u ^ seed) * 2246822519u;
   const float value = float(hash >> 8) / (1 << 23) - 1.f;
-//% if kernel.dtype == "fp32"
+//% if given == "fp32"
   if (i < n) x[i] = value;
-//% elif kernel.dtype == "e4m3"
+//% elif given == "e4m3"
   if (i < n) x[i] = Element(ptx::cvt_e4m3x2(value, value));
 //% else
-  if (i < n) x[i] = u16($(cvt(kernel, kernel.dtype))(value, value));
+  if (i < n) x[i] = u16($(cvt(kernel, given))(value, value));
 //% endif
 }
 
@@ -19,8 +21,8 @@ T* device_array(i64 n) {
   return array;
 }
 
-Element* input(i64 n, u32 seed) {
-  Element* array = device_array<Element>(n);
+$(Given)* input(i64 n, u32 seed) {
+  $(Given)* array = device_array<$(Given)>(n);
   fill<<<(n + 255) / 256, 256>>>(array, n, seed);
   return array;
 }

@@ -15,7 +15,7 @@
   const Bias* bias = made<Bias>(i64(seq_q) * seq_kv, [](i64) { return Bias(0); });
   const Strides bias_strides = {0, 0, seq_kv};
 //% endif
-//% if kernel.scaled
+//% if kernel.scaled and not kernel.quantises
   const auto one = [](i64) { return 1.f; };
   const float* q_scale = made<float>(i64(batch) * heads$(" * ((seq_q + 127) / 128)" if kernel.scales == "block"), one);
   const float* k_scale = made<float>(i64(batch) * kv_heads$(" * ((seq_kv + 127) / 128)" if kernel.scales == "block"), one);

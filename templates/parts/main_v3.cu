@@ -58,7 +58,23 @@ int main(int argc, char** argv) {
 //% include "parts/main_options.cuh"
   Output* $("O" if "o" in kernel.padded_tensors else "o") = device_array<Output>(rows * kHeadDimV);
   float* lse = device_array<float>(rows);
-//% if "q" in kernel.padded_tensors
+//% if kernel.quantises
+  const Input* q = input(rows * kHeadDim, 1);
+  const Input* k = input(keys * kHeadDim, 2);
+  const Strides q_strides = contiguous(heads, seq_q, kHeadDim);
+  const Strides k_strides = contiguous(kv_heads, seq_kv, kHeadDim);
+  Element* q8 = device_array<Element>(rows * kHeadDim);
+  Element* k8 = device_array<Element>(keys * kHeadDim);
+  const int q_parts = batch * heads * blocks_of(seq_q);
+  const int k_parts = batch * kv_heads * blocks_of(seq_kv);
+  const int v_parts = batch * kv_heads * blocks_of(seq_kv > 0 ? seq_kv : 1);
+  const int parts = q_parts + k_parts + v_parts;
+  float* q_scale = device_array<float>(q_parts);
+  float* k_scale = device_array<float>(k_parts);
+  float* v_scale = device_array<float>(v_parts);
+  const TensorMap q8_map = encoded(q8, batch, heads, seq_q, kHeadDim, 64);
+  const TensorMap k8_map = encoded(k8, batch, kv_heads, seq_kv, kHeadDim, kBlockKV);
+//% elif "q" in kernel.padded_tensors
   constexpr int kWide = 8 * kChunks<kHeadDim>;
   const Element *q = input(rows * kHeadDim, 1), *k = input(keys * kHeadDim, 2);
   const Strides q_strides = contiguous(heads, seq_q, kHeadDim);
@@ -72,13 +88,25 @@ int main(int argc, char** argv) {
   const TensorMap k_map =
       encoded(input(keys * kHeadDim, 2), batch, kv_heads, seq_kv, kHeadDim, kBlockKV);
 //% endif
+//% if kernel.quantises and kernel.scales != "block"
+  float* most = device_array<float>(parts);
+  const int factors = $("3" if kernel.scales == "tensor" else "batch * (heads + 2 * kv_heads)");
+//% endif
 //% if kernel.scaled
-  const Element* v = input(keys * kHeadDimV, 3);
+  const $("Input" if kernel.quantises else "Element")* v = input(keys * kHeadDimV, 3);
   const Strides v_strides = contiguous(kv_heads, seq_kv, kHeadDimV);
   const int slabs = (seq_kv + kSlabColumns - 1) / kSlabColumns;
   const int all_slabs = batch * kv_heads * slabs;
   Element* vt = device_array<Element>(i64(all_slabs) * (kDV + 1) * kSlabColumns);
   const TensorMap vt_map = encoded(vt, batch * kv_heads, slabs, kDV + 1, kSlabColumns, kBoxRowsV);
+//% elif "v" in kernel.padded_tensors
+  constexpr int kWideV = 8 * kChunks<kHeadDimV>;
+  const Element* v = input(keys * kHeadDimV, 3);
+  const Strides v_strides = contiguous(kv_heads, seq_kv, kHeadDimV);
+  Element* v_padded = device_array<Element>(keys * kWideV);
+  Output* o_padded = device_array<Output>(rows * kWideV);
+  const TensorMap v_padded_map = encoded(v_padded, batch, kv_heads, seq_kv, kWideV, kBlockKV);
+  const TensorMap o_padded_map = encoded(o_padded, batch, heads, seq_q, kWideV, 64);
 //% else
   const TensorMap v_map =
       encoded(input(keys * kHeadDimV, 3), batch, kv_heads, seq_kv, kHeadDimV, kBlockKV);
@@ -104,6 +132,9 @@ int main(int argc, char** argv) {
   const int heads_together = rounds < batch * heads ? rounds : batch * heads;
 //% endif
   const auto kernel = $(kernel.stem);
+//% for name, _ in quantising(kernel)
+  const auto $(name) = $(kernel.stem)_$(name);
+//% endfor
   cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSmemBytes);
   cudaEvent_t start, stop;
   cudaEventCreate(&start);
@@ -111,7 +142,11 @@ int main(int argc, char** argv) {
   float ms = 0;
   for (int run = 0; run < 2; ++run) {  // the second one counts
     cudaEventRecord(start);
-//% if kernel.scaled
+//% for name, grid in quantising(kernel)
+//% set line = "    " ~ name ~ "<<<" ~ grid ~ ", kQuantisers, kQuantiserBytes>>>("
+$(line)$(call(kernel, line)));
+//% endfor
+//% if kernel.scaled and not kernel.quantises
     $(kernel.stem)_transpose<<<all_slabs, kTransposers>>>($(call(kernel, "    " ~ kernel.stem ~ "_transpose<<<all_slabs, kTransposers>>>(")));
 //% endif
 //% if kernel.padded_tensors

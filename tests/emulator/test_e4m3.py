@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from fasim import planner, properties, reference
+from fasim import accuracy, planner, properties, reference
 from fasim.gpu import load
 from fasim.plan import Tile
 from fasim.problem import Problem
@@ -35,7 +35,8 @@ def kernel(**options: Any) -> Kernel:
 
 
 def v3_kernel(**options: Any) -> Kernel:
-    plan = planner.plan(Problem(dtype="e4m3", head_dim=64, **options), load("h200"), "v3").plan
+    problem = Problem(**{"dtype": "e4m3", "head_dim": 64, **options})
+    plan = planner.plan(problem, load("h200"), "v3").plan
     assert plan
     return render(plan)
 
@@ -107,6 +108,16 @@ def test_the_log_sum_exp_of_v3_knows_no_rounded_weights() -> None:
     assert rms(trial.outputs["lse"] - trial.expected.lse) <= 1e-4
 
 
+@pytest.mark.parametrize("algo", ["v2", "v3"])
+def test_a_product_of_scale_factors_that_is_zero_hides_no_key(algo: str) -> None:
+    """Without keys K's factor is the smallest number; times that of tiny queries it is none."""
+    made = (kernel if algo == "v2" else v3_kernel)(causal=True, scales="head")
+    trial = Trial(made, EmulatorRunner(), Case(seq=2, seq_kv=0, values="tiny"))
+    assert np.prod([trial.arrays[f"{name}_scale"] for name in "qk"], dtype=np.float32) == 0
+    assert (trial.outputs["o"].astype(np.float32) == 0).all()
+    assert np.isneginf(trial.outputs["lse"]).all()
+
+
 def test_constant_values_come_back_exactly() -> None:
     """However the weights were rounded: O is divided by the sum of the rounded ones."""
     trial = Trial(v3_kernel(), EmulatorRunner(), replace(CASE, values="large"))
@@ -146,3 +157,22 @@ def test_v3_loses_what_is_far_below_and_no_more() -> None:
     assert reference.E4M3_LOST_LAZILY == 2.0**-10 / 2.0**5
     assert small_weights(right, 10) > 0  # exp(-10) is 2^-14.4
     assert small_weights(right, 11) == 0  # and exp(-11) 2^-15.9
+
+
+@pytest.mark.parametrize(
+    ("incoherent", "most"),
+    [
+        (False, {"normal": 3e-3, "outliers": 1.5e-2, "heavy": 1.6e-1, "drifting": 4e-2}),
+        (True, {"normal": 3e-3, "outliers": 9.1e-3, "heavy": 1e-1, "drifting": 4e-2}),
+    ],
+)
+def test_what_quantising_loses(incoherent: bool, most: dict[str, float]) -> None:
+    """Against float64 on the inputs in bf16; rotated, outliers lose half as much."""
+    options = {"in_dtype": "bf16", "scales": "block", "incoherent": incoherent, "head_dim": 128}
+    measured = accuracy.measure(v3_kernel(**options), EmulatorRunner())
+    found = {one.inputs: one for one in measured}
+    assert found.keys() == most.keys()
+    for name, one in found.items():
+        assert one.kernel.rmse <= most[name]
+        assert one.kernel.cosine > 0.994
+        assert one.bf16.rmse < one.kernel.rmse / 10

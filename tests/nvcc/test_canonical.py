@@ -33,7 +33,18 @@ def test_compiles_without_spills_within_the_plan(path: Path) -> None:
     assert 0 < binary.resources.registers <= parsed.plan.registers
 
 
-OPTIONS = ("full_8858c1e0", "v3", "sm75", "e4m3", "window", "softcap", "alibi", "dense", "varlen")
+OPTIONS = (
+    "full_8858c1e0",
+    "v3",
+    "sm75",
+    "e4m3",
+    "window",
+    "softcap",
+    "alibi",
+    "dense",
+    "varlen",
+    "incoherent",
+)
 BACKWARD = ("v1_bwd", "_ordered_", "_secondpass_")
 
 

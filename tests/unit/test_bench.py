@@ -127,6 +127,22 @@ def test_peers_that_run_are_timed_and_the_others_say_why(monkeypatch: pytest.Mon
     assert missing == {"fa3": "no such wheel"}
 
 
+def test_peers_of_a_kernel_that_quantises_take_its_inputs(monkeypatch: pytest.MonkeyPatch) -> None:
+    peers = pytest.importorskip("fasim.peers")
+    asked: list[Problem] = []
+
+    def found(problem: Problem, **tensors: Any) -> list[Any]:
+        asked.append(problem)
+        return []
+
+    monkeypatch.setattr(peers, "tensors", lambda problem: {})
+    monkeypatch.setattr(peers, "peers", found)
+    problem = Problem(dtype="e4m3", in_dtype="fp16", scales="block", incoherent=True, scale=0.5)
+    bench.rivals_of(problem)
+    assert asked == [Problem(dtype="fp16", scale=0.5)]
+    assert bench.rivals_of(Problem(dtype="e4m3"))[0] == []
+
+
 @pytest.mark.parametrize("changes", [{"pass_": "bwd"}, {"softcap": 9.0}, {"bias": "alibi"}])
 def test_peers_have_no_options_and_no_backward_pass(changes: dict[str, Any]) -> None:
     rivals, missing = bench.rivals_of(Problem(**changes))

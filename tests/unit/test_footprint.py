@@ -76,6 +76,21 @@ def test_v1_backward_holds_one_tile_of_everything():
     assert more == 2 * 64 * 128  # P
 
 
+@pytest.mark.parametrize("stages", [1, 2])
+def test_addresses_of_long_rows_give_way_beside_few_scores(stages):
+    """32 rows of 160 columns and 32 scores each leave just what the rest needs; not on Blackwell,
+    not in fp32, not beside more scores."""
+    tiles = one(block_q=128, block_kv=32, stages=stages, warps=4)
+    problem, kept = Problem(head_dim=160), 8 * stages
+    needed = footprint.registers(problem, "v2", "fwd", tiles, (9, 0))[0]
+    assert needed == 160 + 32 + footprint.FRAGMENTS + footprint.BASE_REGISTERS
+    assert footprint.registers(problem, "v2", "fwd", tiles, (12, 0))[0] == needed + kept
+    fp32 = footprint.registers(problem.with_(dtype="fp32", scale=None), "v2", "fwd", tiles)[0]
+    assert fp32 == needed + kept + footprint.FP32_REGISTERS
+    more = one(block_q=128, block_kv=48, stages=stages, warps=4)
+    assert footprint.remade_registers(problem, more)[0] == 0
+
+
 @pytest.mark.parametrize(("p_in", "stages"), [("registers", 2), ("shared", 3)])
 def test_a_second_pass_shares_ds_only_where_warps_share_keys(p_in, stages):
     tiles = one(block_q=64, block_kv=128, stages=stages, warps=8, p_in=p_in)

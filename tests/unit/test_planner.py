@@ -320,7 +320,6 @@ def test_v100_is_planned_not_generated():
     [
         ({"varlen": True, "bias": "dense"}, "packed sequences"),
         ({"dtype": "e4m3", "scales": "block"}, "only V3 has scale factors of blocks"),
-        ({"dtype": "e4m3", "incoherent": True}, "incoherent"),
         ({"dtype": "e4m3", "bias": "dense"}, "--bias dense_fp32"),
         ({"pass_": "bwd", "varlen": True, "bias": "dense"}, "packed sequences"),
         ({"pass_": "bwd", "deterministic": True, "varlen": True, "bias": "dense"}, "dense bias"),
@@ -332,6 +331,12 @@ def test_what_is_missing_is_named(options, word):
     assert available
     assert not generable
     assert word in reason
+
+
+def test_only_v3_quantises_its_inputs():
+    found = reasons("h200", dtype="e4m3", in_dtype="bf16")
+    assert found["v2"] == (False, False, "only V3 makes e4m3 of bf16 itself")
+    assert found["v3"] == (True, True, "")
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "fp16", "bf16"])

@@ -18,7 +18,10 @@ BAD: list[dict[str, Any]] = [
     {"softcap": -1.0}, {"softcap": float("nan")}, {"softcap": float("inf")}, {"softcap": "a"},
     {"bias": "additive"}, {"scale": 0.0}, {"scale": -1.0}, {"scale": float("nan")},
     {"scales": "row"}, {"scales": "block"}, {"incoherent": True}, {"pass_": "backward"},
-    {"dtype": "e4m3", "pass_": "bwd"},
+    {"dtype": "e4m3", "pass_": "bwd"}, {"dtype": "e4m3", "in_dtype": "fp32"},
+    {"dtype": "fp16", "in_dtype": "bf16"}, {"dtype": "bf16", "in_dtype": "e4m3"},
+    {"dtype": "e4m3", "incoherent": True},
+    {"dtype": "e4m3", "in_dtype": "bf16", "incoherent": True, "head_dim": 96},
 ]  # fmt: skip
 
 
@@ -36,6 +39,18 @@ def test_defaults_follow_the_options_they_depend_on() -> None:
     assert (p.kv_heads, p.seq_kv, p.head_dim_v, p.out_dtype) == (12, 100, 64, "fp16")
     assert p.scale == 0.125
     assert Problem(dtype="e4m3").out_dtype == "bf16"
+
+
+def test_inputs_have_the_type_computed_in_unless_they_are_quantised() -> None:
+    assert Problem(dtype="bf16").in_dtype == "bf16"
+    problem = Problem(dtype="e4m3", in_dtype="bf16", incoherent=True)
+    assert problem.quantises
+    assert (problem.in_bytes, problem.element_bytes, problem.out_dtype) == (2, 1, "bf16")
+    assert problem.with_(seq=7).in_dtype == "bf16"
+    assert problem.with_(dtype="bf16", incoherent=False).in_dtype == "bf16"
+    assert Problem(dtype="e4m3").with_(dtype="fp16").in_dtype == "fp16"
+    assert Problem.from_json(problem.to_json()) == problem
+    assert "in_dtype" not in Problem(dtype="e4m3").to_json()
 
 
 def test_with_moves_dependent_defaults_and_keeps_explicit_values() -> None:

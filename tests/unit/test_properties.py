@@ -326,6 +326,14 @@ def test_the_same_seed_draws_the_same_inputs(sketch: Sketch) -> None:
     assert first.histogram != other.histogram
 
 
+def test_errors_are_counted_by_their_share_of_the_tolerance(sketch: Sketch) -> None:
+    document = verify(sketch(), NumpyRunner(), 8).to_json()
+    (found,) = (p for p in document["properties"] if p["property"] == "matches_float64")
+    assert sum(found["errors"].values()) == found["cases"] == 8
+    assert max(found["errors"]) == properties.tenths(found["worst"])
+    assert [properties.tenths(share) for share in (0, 0.29, 0.9, 1)] == ["0.0", "0.2", "0.9", "0.9"]
+
+
 @given(data=st.data())
 def test_a_replay_line_is_read_back(sketch: Sketch, data: Any) -> None:
     case = data.draw(properties.cases(sketch().plan))
@@ -380,6 +388,7 @@ OPTIONS: tuple[dict[str, Any], ...] = (
     {"varlen": True},
     {"dtype": "e4m3", "scales": "head"},
     {"algo": "v3", "dtype": "fp16"},
+    {"algo": "v3", "dtype": "e4m3", "scales": "block", "in_dtype": "bf16", "incoherent": True},
 )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import doctest
 import inspect
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -16,10 +17,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from fasim import reference, tiled
+from fasim import planner, properties, reference, tiled
 from fasim.errors import UsageError
+from fasim.gpu import load
 from fasim.plan import KernelSpec, Plan, Tile
 from fasim.problem import Problem
+from fasim.render import render
 from fasim.runners.numpy import NumpyRunner
 
 Array = NDArray[Any]
@@ -356,7 +359,7 @@ def test_the_runner_is_quiet_about_nan_and_huge_values() -> None:
     [
         {"algo": "standard"},
         {"pass_": "bwd"},
-        {"dtype": "e4m3"},
+        {"dtype": "e4m3", "scales": "head"},
         {"mask": "window"},
         {"bias": "alibi"},
         {"softcap": True},
@@ -369,3 +372,23 @@ def test_the_runner_refuses_what_it_has_no_tiles_for(changes: dict[str, Any]) ->
     launch = kernel(problem, "v2").plan.launch_for()
     with pytest.raises(UsageError, match="numpy runner"):
         NumpyRunner().run(kernel(problem, **{"algo": "v2", **changes}), inputs(problem), launch)
+
+
+@pytest.mark.parametrize("scales", ["tensor", "head", "block"])
+@pytest.mark.parametrize("incoherent", [False, True])
+def test_v3_runs_in_e4m3_from_16_bits(scales: str, incoherent: bool) -> None:
+    """What quantising, rotated or not, and products in e4m3 lose, of two blocks of keys."""
+    problem = Problem(
+        **{"heads": 4, "kv_heads": 2, "seq": 150, "seq_kv": 200, "head_dim": 32, "causal": True},
+        **{"dtype": "e4m3", "in_dtype": "bf16", "scales": scales, "incoherent": incoherent},
+    )
+    plan = planner.plan(problem, load("h200"), "v3").plan
+    assert plan
+    arrays = {name: x.astype(ml_dtypes.bfloat16) for name, x in inputs(problem).items()}
+    got = NumpyRunner().run(render(plan), arrays, plan.launch_for())
+    want = reference.attention(*(arrays[n] for n in "qkv"), **reference.options_of(problem))
+    error = math.sqrt(np.mean((got["o"].astype(np.float64) - want.o) ** 2))
+    assert 1e-3 < error < 2e-2
+    stored = properties.real(arrays, problem)
+    exact = reference.attention(*(stored[n] for n in "qkv"), **reference.options_of(problem))
+    assert np.abs(got["lse"] - exact.lse).max() < 1e-5

@@ -9,13 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fasim import gpu, planner
+from fasim import gpu, planner, properties
 from fasim.errors import UsageError
 from fasim.model import flops, footprint, traffic
 from fasim.model.tiles import Tiles
 from fasim.plan import Plan, Tile, columns_at_once, value_box_rows
 from fasim.problem import Problem
 from fasim.render import render
+from fasim.runners.numpy import NumpyRunner
 
 TILE = Tile(block_q=128, block_kv=128, warps=8, stages=2)
 
@@ -132,3 +133,12 @@ def test_the_order_of_keys_is_that_of_the_weights() -> None:
     got = [eval(key_at, {"place": place}) for place in places]
     columns = [[2 * t, 2 * t + 1, 2 * t + 8, 2 * t + 9] for t in range(4)]
     assert got == [16 * half + key for half in range(2) for key in np.ravel(columns)]
+
+
+@pytest.mark.parametrize("scales", ["head", "block"])
+def test_keys_that_share_a_scale_factor_are_not_parted(scales: str) -> None:
+    """A property that no input of a kernel suits is skipped: a search for one would end in vain."""
+    name = "splitting_keys_and_merging_by_lse_gives_the_whole"
+    (found,) = (one for one in properties.PROPERTIES if one.name == name)
+    skipped = found.skipped(plan_of(problem().with_(scales=scales)), NumpyRunner())
+    assert bool(skipped) == (scales == "block")

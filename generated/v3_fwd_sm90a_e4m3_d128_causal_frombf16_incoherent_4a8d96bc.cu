@@ -1,0 +1,2133 @@
+// v3_fwd_sm90a_e4m3_d128_causal_frombf16_incoherent_4a8d96bc
+//
+// regenerate  fasim gen v3_fwd_sm90a_e4m3_d128_causal_frombf16_incoherent_4a8d96bc.cu
+// compile     nvcc -std=c++17 -arch=sm_90a -cubin v3_fwd_sm90a_e4m3_d128_causal_frombf16_incoherent_4a8d96bc.cu
+// run alone   nvcc -std=c++17 -gencode arch=compute_90a,code=sm_90a -DFASIM_MAIN v3_fwd_sm90a_e4m3_d128_causal_frombf16_incoherent_4a8d96bc.cu && ./a.out
+// launch      v3_fwd_sm90a_e4m3_d128_causal_frombf16_incoherent_4a8d96bc_quantise<<<3072, 256, 16448>>>, as planned
+// launch      v3_fwd_sm90a_e4m3_d128_causal_frombf16_incoherent_4a8d96bc<<<132, 512, 166912>>>, as planned
+//
+// arguments
+//   map    q8_map      device memory
+//   map    k8_map      device memory
+//   map    vt_map      device memory
+//   map    o_map       device memory
+//   ptr    q           device memory
+//   ptr    k           device memory
+//   ptr    v           device memory
+//   ptr    q8          device memory
+//   ptr    k8          device memory
+//   ptr    vt          device memory
+//   ptr    q_scale     device memory
+//   ptr    k_scale     device memory
+//   ptr    v_scale     device memory
+//   ptr    lse         device memory
+//   i32    batch       1
+//   i32    heads       32
+//   i32    kv_heads    8
+//   i32    seq_q       8192
+//   i32    seq_kv      8192
+//   i32    heads_together  32
+//   i64x3  q_strides   (33554432, 1048576, 128)
+//   i64x3  k_strides   (8388608, 1048576, 128)
+//   i64x3  v_strides   (8388608, 1048576, 128)
+//   f32    scale_log2  0.12751743082459868
+//
+// shared memory
+//   from      0   24576 bytes  Q, slot 0
+//   from  24576   24576 bytes  Q, slot 1
+//   from  49152   49152 bytes  O on its way out
+//   from  98304   16384 bytes  K, slot 0
+//   from 114688   16384 bytes  K, slot 1
+//   from 131072   17408 bytes  V, slot 0
+//   from 148480   17408 bytes  V, slot 1
+//   from 165888    1024 bytes  barriers, 1 / l, works
+//
+// templates, with the first 8 digits of their sha256
+//   9f85390f  device/chunk_address.cuh
+//   b09b16a3  device/fragments.cuh
+//   76c2f1b5  device/integers.cuh
+//   0c938b81  device/key_order.cuh
+//   40c1a5c4  device/load_v3.cuh
+//   6718b7d2  device/mask.cuh
+//   c6d430f8  device/matmul_wgmma.cuh
+//   06eb1102  device/matrix_descriptor.cuh
+//   772adaad  device/mbarrier.cuh
+//   c14b7bd0  device/quantise_e4m3.cuh
+//   cae23572  device/rescore_e4m3.cuh
+//   56ce5a2e  device/rows.cuh
+//   8060ae93  device/schedule.cuh
+//   b274dbf8  device/score_factor.cuh
+//   b1e75e8c  device/shared_v3.cuh
+//   1ad9cd93  device/softmax_lazy_e4m3.cuh
+//   17509448  device/span.cuh
+//   18b4c16b  device/store_tma.cuh
+//   567f0171  device/tensor_map.cuh
+//   3167b13b  device/timeline.cuh
+//   689d4211  device/turn.cuh
+//   c2706fe3  device/types.cuh
+//   8c999b4d  device/weights_e4m3.cuh
+//   858a1c29  kernels/v3_fwd.cu
+//   823d8122  parts/constants_v3.cuh
+//   5a818b86  parts/main_arrays.cuh
+//   25b3c27d  parts/main_options.cuh
+//   fb1f2088  parts/main_v3.cu
+//   18bd1382  ptx/bar_sync.cuh
+//   f0e3942d  ptx/clock64.cuh
+//   bdcce3e8  ptx/cp_async_bulk_commit_group.cuh
+//   646951b4  ptx/cp_async_bulk_tensor_4d.cuh
+//   f3bd1237  ptx/cp_async_bulk_wait_group.cuh
+//   33562fdf  ptx/cvt_bf16x2.cuh
+//   e23b673c  ptx/cvt_e4m3x2.cuh
+//   422cf4a7  ptx/ex2.cuh
+//   748f3f8d  ptx/fence_mbarrier_init.cuh
+//   3e612fa4  ptx/fence_proxy_async.cuh
+//   2da781dd  ptx/ldmatrix_x2.cuh
+//   5bef9f17  ptx/ldmatrix_x4.cuh
+//   ecba088f  ptx/lg2.cuh
+//   20ab12bf  ptx/mbarrier_arrive.cuh
+//   ab5dda3a  ptx/mbarrier_arrive_expect_tx.cuh
+//   247d5e56  ptx/mbarrier_init.cuh
+//   17d531ff  ptx/mbarrier_try_wait.cuh
+//   a7ac327c  ptx/mma_m16n8k32_e4m3.cuh
+//   5dfa5b8c  ptx/setmaxnreg_dec.cuh
+//   aaf5d506  ptx/setmaxnreg_inc.cuh
+//   9f71dff2  ptx/smem_address.cuh
+//   8df270ba  ptx/stmatrix_x4.cuh
+//   efa241b0  ptx/thread_index.cuh
+//   dd0cf2ad  ptx/wgmma.cuh
+//   348da6bd  ptx/wgmma_commit_group.cuh
+//   a6ad2961  ptx/wgmma_fence.cuh
+//   f539230e  ptx/wgmma_wait_group.cuh
+//
+
+// ---- plan
+// {"gpu": {"arch": "sm_90a", "name": "h200-sxm5-141gb"}, "kernel": {"algo": "v3", "arch": "sm_90a",
+// "bias": "none", "deterministic": false, "dtype": "e4m3", "head_dim": 128, "head_dim_v": 128,
+// "in_dtype": "bf16", "incoherent": true, "mask": "causal", "out_dtype": "bf16", "pack_gqa": false,
+// "pass": "fwd", "scales": "block", "softcap": false, "splits": false, "tile": {"block_kv": 128,
+// "block_q": 192, "p_in": "registers", "registers": 160, "stages": 2, "step_kv": 0, "warps": 12},
+// "varlen": false}, "problem": {"batch": 1, "bias": "none", "causal": true, "deterministic": false,
+// "dtype": "e4m3", "head_dim": 128, "head_dim_v": 128, "heads": 32, "in_dtype": "bf16",
+// "incoherent": true, "kv_heads": 8, "out_dtype": "bf16", "pass": "fwd", "scale":
+// 0.08838834764831843, "scales": "block", "seq": 8192, "seq_kv": 8192, "softcap": 0.0, "varlen":
+// false, "window": [-1, -1]}, "schema": "fasim.plan/1", "slots": 132, "smem_bytes": 166912}
+// ---- the rest of the file has sha256 5ddb9232f7ee729b424f67f028ceec79921444a4745eb657323e3acf0ddfb5cf
+// FlashAttention-3, forward (Shah et al. 2024, algorithms 1 and 2).
+//
+// A block stays on its SM and works on one tile of queries after the other. One warpgroup, the producer,
+// gives its registers away and loads by TMA; the others, the consumers, multiply on the tensor cores 64
+// rows each (wgmma). A consumer's products run in the background: while it turns the scores of a tile of
+// keys into weights, the values of the tile before are summed. The stream of tiles does not end with a
+// tile of queries: the first scores of the next are computed while O leaves. Consumers take turns to start
+// their products, so that the softmax of one runs under the products of another.
+//
+//   paper   here                    paper   here
+//   B_r     kBlockQ                 T_r     q_blocks
+//   B_c     kBlockKV                T_c     tiles.end - tiles.begin
+//   s       kStages                 m, l    row.max, row.sum
+//   O_i     o                       L_i     lse
+//   S, P    s, p
+
+using u16 = unsigned short;
+using u32 = unsigned int;
+using i64 = long long;
+
+struct Strides {  // of one tensor, in elements; its last dimension is contiguous
+  i64 batch, head, seq;
+};
+
+using Element = unsigned char;  // e4m3
+using Output = u16;  // bf16
+
+using u64 = unsigned long long;
+
+// How TMA sees a tensor in global memory: its sizes, its strides, and the box that one instruction
+// moves. The host encodes it.
+struct alignas(64) TensorMap {
+  u64 word[16];
+};
+
+// ---- Constants ----------------------------------------------------------------------------------
+
+constexpr int kHeadDim = 128;  // d, of Q and K
+constexpr int kHeadDimV = 128;  // of V and O
+constexpr int kGranule = 32;  // columns, or keys, of a matrix step: 32 bytes
+constexpr int kD = 128;  // as multiplied: whole matrix steps
+constexpr int kDV = 128;
+constexpr int kBlockQ = 192;  // B_r: queries of one tile
+constexpr int kBlockKV = 128;  // B_c: keys of one tile
+constexpr int kStepKV = kBlockKV;  // keys whose scores fit the registers at once
+constexpr int kConsumers = 3;  // warpgroups that compute, 64 queries each
+constexpr int kThreads = 128 * (kConsumers + 1);  // and one that loads
+constexpr int kWarpRows = 16;  // a warp owns whole rows, so softmax stays inside it
+constexpr int kRowTiles = 1;
+constexpr int kStages = 2;  // tiles of K in shared memory, and of V
+constexpr int kQStages = 2;  // tiles of Q
+constexpr int kOutputParts = 1;  // O leaves a tile in so many parts, to save shared memory
+constexpr int kRegisters = 160;  // of a thread that computes
+constexpr int kLoaderRegisters = 32;  // of one that loads
+constexpr int kSmemBytes = 166912;
+constexpr bool kCausal = true;
+constexpr float kInfinity = __builtin_huge_valf();
+constexpr float kLn2 = 0.693147180559945f;
+constexpr float kWeightExponent = 5.f;  // a row's reference has the weight 2^5
+// A tile in shared memory is slabs of rows of 128 bytes, in which TMA and wgmma permute the 16-byte
+// chunks (the 128-byte swizzle). What lies beyond the tensor is zero.
+constexpr int kSlabBytes = 128;
+constexpr int kSlabColumns = kSlabBytes / int(sizeof(Element));
+constexpr int kSlabs = (kD + kSlabColumns - 1) / kSlabColumns;  // of Q and K
+constexpr int kColumnsO = kSlabBytes / int(sizeof(Output));  // of a slab of O
+constexpr int kSlabsO = (kDV + kColumnsO - 1) / kColumnsO;
+constexpr int kPartSlabs = kSlabsO / kOutputParts;
+// V is transposed: its rows are columns of V and a row of ones, up to the next 8 that wgmma takes. So the
+// last column of O has the sums of the weights as they were rounded.
+constexpr int kRowsV = kDV + 8;
+constexpr int kBoxRowsV = 136;  // that TMA brings at once
+constexpr int kColumnsAtOnce = 72;  // of P V
+constexpr int kSlabsV = kBlockKV / kSlabColumns;
+constexpr int kScaleBlock = 128;  // rows of Q, K or V with a scale factor
+static_assert(kConsumers * 64 == kBlockQ && 1 <= kConsumers && kConsumers <= 3, "64 rows each");
+static_assert(kBlockKV % kGranule == 0 && kBlockKV <= 256, "whole steps, one instruction wide");
+static_assert(kSlabsO % kOutputParts == 0, "whole slabs of O");
+static_assert(kSlabsV * kSlabColumns == kBlockKV, "whole slabs of keys");
+static_assert(kBlockKV == kScaleBlock && kScaleBlock % 64 == 0, "a tile of keys, a consumer's rows: one factor each");
+static_assert(128 * (kConsumers * kRegisters + kLoaderRegisters) <= 65536, "one block fits an SM");
+static_assert(kD - kHeadDim < kGranule && kDV - kHeadDimV < kGranule, "zeros to the next step");
+
+// Named barriers: 0 is __syncthreads.
+constexpr int kConsumerBarrier = 1;  // and those after it: a consumer alone
+// ---- Instructions -------------------------------------------------------------------------------
+
+namespace ptx {
+#ifndef FASIM_EMULATE
+
+// Where a generic pointer into shared memory lies in the shared window. PTX ISA: cvta.
+__device__ __forceinline__ u32 smem_address(const void* pointer) {
+  return static_cast<u32>(__cvta_generic_to_shared(pointer));
+}
+
+#endif
+}  // namespace ptx
+
+namespace ptx {
+#ifndef FASIM_EMULATE
+
+// threadIdx.x, read anew: nothing computed from it is kept in registers from one use to the next.
+// PTX ISA: special registers, %tid.
+__device__ __forceinline__ int thread_index() {
+  int index;
+  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(index));
+  return index;
+}
+
+#endif
+}  // namespace ptx
+
+namespace ptx {
+#ifndef FASIM_EMULATE
+
+// A barrier in shared memory (8 bytes, aligned) whose phases each wait for so many arrivals.
+// PTX ISA: mbarrier.init.
+__device__ __forceinline__ void mbarrier_init(u64* barrier, u32 arrivals) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(smem_address(barrier)), "r"(arrivals)
+               : "memory");
+}
+
+#endif
+}  // namespace ptx
+
+namespace ptx {
+#ifndef FASIM_EMULATE
+
+// One arrival at the current phase. PTX ISA: mbarrier.arrive.
+__device__ __forceinline__ void mbarrier_arrive(u64* barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(smem_address(barrier)) : "memory");
+}
+
+#endif
+}  // namespace ptx
+
+namespace ptx {
+#ifndef FASIM_EMULATE
+
+// One arrival at the current phase, which is also to wait for so many bytes.
+// PTX ISA: mbarrier.arrive.expect_tx.
+__device__ __forceinline__ void mbarrier_arrive_expect_tx(u64* barrier, u32 bytes) {
+  asm volatile(
+      "mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(smem_address(barrier)),
+      "r"(bytes)
+      : "memory");
+}
+
+#endif
+}  // namespace ptx
+
+namespace ptx {
+#ifndef FASIM_EMULATE
+
+// Whether the phase of that parity is complete; it may first wait for a while. A fresh barrier is
+// in its phase of parity 0, and the one before counts as complete. PTX ISA: mbarrier.try_wait.
+__device__ __forceinline__ bool mbarrier_try_wait(u64* barrier, u32 parity) {
+  u32 complete;
+  asm volatile(
+      "{\n"
+      ".reg .pred complete;\n"
+      "mbarrier.try_wait.parity.shared::cta.b64 complete, [%1], %2;\n"
+      "selp.u32 %0, 1, 0, complete;\n"
+      "}\n"
+      : "=r"(complete)
+      : "r"(smem_address(barrier)), "r"(parity)
+      : "memory");
+  return complete;
+}
+
+#endif
+}  // namespace ptx
+
+namespace ptx {
+#ifndef FASIM_EMULATE
+
+// Barriers that this thread initialised become visible to TMA. PTX ISA: fence.mbarrier_init.
+__device__ __forceinline__ void fence_mbarrier_init() {
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+
+#endif
+}  // namespace ptx
+
+namespace ptx {
+#ifndef FASIM_EMULATE
+
+// What this thread wrote to shared memory becomes visible to TMA and wgmma, once they are ordered
+// after it. PTX ISA: fence.proxy.async.
+__device__ __forceinline__ void fence_proxy_async() {
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
+#endif
+}  // namespace ptx
+
+namespace ptx {
+#ifndef FASIM_EMULATE
+
+// One thread copies the box at these coordinates, the innermost first, into shared memory; what
+// lies outside the tensor becomes zero. The barrier's phase receives the bytes of the whole box.
+// PTX ISA: cp.async.bulk.tensor.
+__device__ __forceinline__ void cp_async_bulk_tensor_4d(void* smem, const TensorMap* map,
+                                                        u64* barrier, int c0, int c1, int c2,
+                                                        int c3) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
+      "[%0], [%1, {%3, %4, %5, %6}], [%2];" ::"r"(smem_address(smem)),
+      "l"(map), "r"(smem_address(barrier)), "r"(c0), "r"(c1), "r"(c2), "r"(c3)
+      : "memory");
+}
+
+// One thread copies shared memory to the box, but for what lies outside the tensor, as part of a
+// bulk group.
+__device__ __forceinline__ void cp_async_bulk_tensor_4d_store(const TensorMap* map,
+                                                              const void* smem, int c0, int c1,
+                                                              int c2, int c3) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group [%0, {%2, %3, %4, %5}], [%1];" ::
+          "l"(map),
+      "r"(smem_address(smem)), "r"(c0), "r"(c1), "r"(c2), "r"(c3)
+      : "memory");
+}
+
+#endif
+}  // namespace ptx
+
+namespace ptx {
+#ifndef FASIM_EMULATE
+
+// Closes the group of bulk stores issued by this thread so far. PTX ISA: cp.async.bulk.commit_group.
+__device__ __forceinline__ void cp_async_bulk_commit_group() {
+  asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+}
+
+#endif
+}  // namespace ptx
+
+namespace ptx {
+#ifndef FASIM_EMULATE
+
+// Waits until at most kGroups of this thread's bulk groups are in flight.
+// PTX ISA: cp.async.bulk.wait_group.
+template <int kGroups>
+__device__ __forceinline__ void cp_async_bulk_wait_group() {
+  asm volatile("cp.async.bulk.wait_group %0;" ::"n"(kGroups) : "memory");
+}
+
+// Waits until at most kGroups still read shared memory.
+template <int kGroups>
+__device__ __forceinline__ void cp_async_bulk_wait_group_read() {
+  asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kGroups) : "memory");
+}
+
+#endif
+}  // namespace ptx
+
+namespace ptx {
+#ifndef FASIM_EMULATE
+
+// Each thread of the warpgroup keeps only so many registers, a multiple of 8; the rest goes back to the pool.
+// PTX ISA: setmaxnreg.
+template <int kRegisters>
+__device__ __forceinline__ void setmaxnreg_dec() {
+  static_assert(24 <= kRegisters && kRegisters <= 256 && kRegisters % 8 == 0, "24, 32, ... 256");
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
+}
+
+#endif
+}  // namespace ptx
+
+namespace ptx {
+#ifndef FASIM_EMULATE
+
+// Each thread of the warpgroup asks for so many registers, a multiple of 8, and waits until they are free.
+// PTX ISA: setmaxnreg.
+template <int kRegisters>
+__device__ __forceinline__ void setmaxnreg_inc() {
+  static_assert(24 <= kRegisters && kRegisters <= 256 && kRegisters % 8 == 0, "24, 32, ... 256");
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
+}
+
+#endif
+}  // namespace ptx
+
+namespace ptx {
+#ifndef FASIM_EMULATE
+
+// Waits at a named barrier until so many threads, whole warps, have come. PTX ISA: bar.sync.
+__device__ __forceinline__ void bar_sync(int barrier, int threads) {
+  asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
+}
+
+#endif
+}  // namespace ptx
+
+namespace ptx {
+#ifndef FASIM_EMULATE
+
+// Orders this warp's own accesses to registers before the products that follow. PTX ISA: wgmma.fence.
+__device__ __forceinline__ void wgmma_fence() {
+  asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+}
+
+// Keeps the compiler from moving accesses to an accumulator, or to the fragments of A, across this
+// point; no instruction.
+template <int kCount>
+__device__ __forceinline__ void wgmma_fence_registers(float (&d)[kCount]) {
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(d[i])::"memory");
+}
+template <int kCount>
+__device__ __forceinline__ void wgmma_fence_registers(u32 (&a)[kCount]) {
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) asm volatile("" : "+r"(a[i])::"memory");
+}
+
+#endif
+}  // namespace ptx
+
+namespace ptx {
+#ifndef FASIM_EMULATE
+
+// Closes the group of products issued by this warpgroup so far. PTX ISA: wgmma.commit_group.
+__device__ __forceinline__ void wgmma_commit_group() {
+  asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+}
+
+#endif
+}  // namespace ptx
+
+namespace ptx {
+#ifndef FASIM_EMULATE
+
+// Waits until at most kGroups of this warpgroup's groups are in flight. PTX ISA: wgmma.wait_group.
+template <int kGroups>
+__device__ __forceinline__ void wgmma_wait_group() {
+  static_assert(0 <= kGroups && kGroups <= 7, "at most 7 groups stay in flight");
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kGroups) : "memory");
+}
+
+#endif
+}  // namespace ptx
+
+namespace ptx {
+#ifndef FASIM_EMULATE
+
+// Four 8x8 matrices of 16-bit elements; lane i gives the address of row i % 8 of matrix i / 8.
+// Lane 4 g + t stores columns 2t, 2t + 1 of row g. PTX ISA: stmatrix.
+__device__ __forceinline__ void stmatrix_x4(u32 row, const u32 (&r)[4]) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(row),
+               "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3])
+               : "memory");
+}
+
+// The same, each matrix transposed.
+__device__ __forceinline__ void stmatrix_x4_trans(u32 row, const u32 (&r)[4]) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(row),
+               "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3])
+               : "memory");
+}
+
+#endif
+}  // namespace ptx
+
+namespace ptx {
+#ifndef FASIM_EMULATE
+
+// 2^x, 2 ulp; -inf gives 0. PTX ISA: ex2.
+__device__ __forceinline__ float ex2(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+#endif
+}  // namespace ptx
+
+namespace ptx {
+#ifndef FASIM_EMULATE
+
+// log2(x). PTX ISA: lg2.
+__device__ __forceinline__ float lg2(float x) {
+  float y;
+  asm("lg2.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+#endif
+}  // namespace ptx
+
+namespace ptx {
+#ifndef FASIM_EMULATE
+
+// Four 8x8 matrices of 16-bit elements; lane i gives the address of row i % 8 of matrix i / 8.
+// PTX ISA: ldmatrix.
+__device__ __forceinline__ void ldmatrix_x4(u32 (&r)[4], u32 row) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+               : "r"(row)
+               : "memory");
+}
+
+// The same, each matrix transposed.
+__device__ __forceinline__ void ldmatrix_x4_trans(u32 (&r)[4], u32 row) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+               : "r"(row)
+               : "memory");
+}
+
+#endif
+}  // namespace ptx
+
+namespace ptx {
+#ifndef FASIM_EMULATE
+
+// Two 8x8 matrices of 16-bit elements; lane i < 16 gives the address of row i % 8 of matrix i / 8.
+// PTX ISA: ldmatrix.
+__device__ __forceinline__ void ldmatrix_x2(u32 (&r)[2], u32 row) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0, %1}, [%2];"
+               : "=r"(r[0]), "=r"(r[1])
+               : "r"(row)
+               : "memory");
+}
+
+// The same, each matrix transposed.
+__device__ __forceinline__ void ldmatrix_x2_trans(u32 (&r)[2], u32 row) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0, %1}, [%2];"
+               : "=r"(r[0]), "=r"(r[1])
+               : "r"(row)
+               : "memory");
+}
+
+#endif
+}  // namespace ptx
+
+namespace ptx {
+#ifndef FASIM_EMULATE
+
+// d += a b for one 16x8 tile, 32 deep; d as of m16n8k16, four columns of a or rows of b a register.
+// From sm_89 on. PTX ISA: mma.m16n8k32.
+__device__ __forceinline__ void mma_m16n8k32_e4m3(float (&d)[4], const u32 (&a)[4], u32 b0,
+                                                  u32 b1) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k32.row.col.f32.e4m3.e4m3.f32 "
+      "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+#endif
+}  // namespace ptx
+
+namespace ptx {
+#ifndef FASIM_EMULATE
+
+// Two floats as e4m3, rounded to nearest even, at most 448 in magnitude, the first in the low byte.
+// From sm_89 on. PTX ISA: cvt.
+__device__ __forceinline__ u16 cvt_e4m3x2(float low, float high) {
+  u16 packed;
+  asm volatile("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(packed) : "f"(high), "f"(low));
+  return packed;
+}
+
+#endif
+}  // namespace ptx
+
+namespace ptx {
+#ifndef FASIM_EMULATE
+
+// Two floats as bf16, rounded to nearest even, the first in the low half. PTX ISA: cvt.
+__device__ __forceinline__ u32 cvt_bf16x2(float low, float high) {
+  u32 packed;
+  asm volatile("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
+  return packed;
+}
+
+#endif
+}  // namespace ptx
+
+namespace ptx {
+#ifndef FASIM_EMULATE
+
+// d = a b, or d += a b, for 64 x 128 elements, 32 deep, by a warpgroup, in the background.
+// Both a and b describe matrices in shared memory.
+// Lane 4 g + t of warp w: d[4 i + 2 j + k] = row 16 w + g + 8 j, column 8 i + 2 t + k.
+// Fresh: d = a b, and the compiler need not keep what was in d.
+// PTX ISA: wgmma.mma_async.
+// clang-format off
+__device__ __forceinline__ void wgmma_m64k32_e4m3(
+    float (&d)[64], u64 a, u64 b, bool add) {
+  asm volatile(
+      "{\n"
+      ".reg .pred p;\n"
+      "setp.ne.b32 p, %66, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n128k32.f32.e4m3.e4m3 {"
+      "%0, %1, %2, %3, %4, %5, %6, %7, "
+      "%8, %9, %10, %11, %12, %13, %14, %15, "
+      "%16, %17, %18, %19, %20, %21, %22, %23, "
+      "%24, %25, %26, %27, %28, %29, %30, %31, "
+      "%32, %33, %34, %35, %36, %37, %38, %39, "
+      "%40, %41, %42, %43, %44, %45, %46, %47, "
+      "%48, %49, %50, %51, %52, %53, %54, %55, "
+      "%56, %57, %58, %59, %60, %61, %62, %63}, "
+      "%64, "
+      "%65, p, 1, 1;\n"
+      "}\n"
+      :
+        "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
+        "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
+        "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]),
+        "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]),
+        "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]),
+        "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]),
+        "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]),
+        "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63])
+      : "l"(a), "l"(b), "r"(int(add))
+      : "memory");
+}
+__device__ __forceinline__ void wgmma_m64k32_e4m3_fresh(
+    float (&d)[64], u64 a, u64 b) {
+  asm volatile(
+      "{\n"
+      ".reg .pred p;\n"
+      "setp.ne.b32 p, 0, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n128k32.f32.e4m3.e4m3 {"
+      "%0, %1, %2, %3, %4, %5, %6, %7, "
+      "%8, %9, %10, %11, %12, %13, %14, %15, "
+      "%16, %17, %18, %19, %20, %21, %22, %23, "
+      "%24, %25, %26, %27, %28, %29, %30, %31, "
+      "%32, %33, %34, %35, %36, %37, %38, %39, "
+      "%40, %41, %42, %43, %44, %45, %46, %47, "
+      "%48, %49, %50, %51, %52, %53, %54, %55, "
+      "%56, %57, %58, %59, %60, %61, %62, %63}, "
+      "%64, "
+      "%65, p, 1, 1;\n"
+      "}\n"
+      :
+        "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3]), "=f"(d[4]), "=f"(d[5]), "=f"(d[6]), "=f"(d[7]),
+        "=f"(d[8]), "=f"(d[9]), "=f"(d[10]), "=f"(d[11]), "=f"(d[12]), "=f"(d[13]), "=f"(d[14]), "=f"(d[15]),
+        "=f"(d[16]), "=f"(d[17]), "=f"(d[18]), "=f"(d[19]), "=f"(d[20]), "=f"(d[21]), "=f"(d[22]), "=f"(d[23]),
+        "=f"(d[24]), "=f"(d[25]), "=f"(d[26]), "=f"(d[27]), "=f"(d[28]), "=f"(d[29]), "=f"(d[30]), "=f"(d[31]),
+        "=f"(d[32]), "=f"(d[33]), "=f"(d[34]), "=f"(d[35]), "=f"(d[36]), "=f"(d[37]), "=f"(d[38]), "=f"(d[39]),
+        "=f"(d[40]), "=f"(d[41]), "=f"(d[42]), "=f"(d[43]), "=f"(d[44]), "=f"(d[45]), "=f"(d[46]), "=f"(d[47]),
+        "=f"(d[48]), "=f"(d[49]), "=f"(d[50]), "=f"(d[51]), "=f"(d[52]), "=f"(d[53]), "=f"(d[54]), "=f"(d[55]),
+        "=f"(d[56]), "=f"(d[57]), "=f"(d[58]), "=f"(d[59]), "=f"(d[60]), "=f"(d[61]), "=f"(d[62]), "=f"(d[63])
+      : "l"(a), "l"(b)
+      : "memory");
+}
+// clang-format on
+
+#endif
+}  // namespace ptx
+namespace ptx {
+#ifndef FASIM_EMULATE
+
+// d = a b, or d += a b, for 64 x 72 elements, 32 deep, by a warpgroup, in the background.
+// Lane 4 g + t of warp w holds rows 16 w + g and 16 w + g + 8 of a, as for mma; b describes a matrix in
+// shared memory.
+// Lane 4 g + t of warp w: d[4 i + 2 j + k] = row 16 w + g + 8 j, column 8 i + 2 t + k.
+// Fresh: d = a b, and the compiler need not keep what was in d.
+// PTX ISA: wgmma.mma_async.
+// clang-format off
+__device__ __forceinline__ void wgmma_m64k32_e4m3(
+    float (&d)[36], const u32 (&a)[4], u64 b, bool add) {
+  asm volatile(
+      "{\n"
+      ".reg .pred p;\n"
+      "setp.ne.b32 p, %41, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n72k32.f32.e4m3.e4m3 {"
+      "%0, %1, %2, %3, %4, %5, %6, %7, "
+      "%8, %9, %10, %11, %12, %13, %14, %15, "
+      "%16, %17, %18, %19, %20, %21, %22, %23, "
+      "%24, %25, %26, %27, %28, %29, %30, %31, "
+      "%32, %33, %34, %35}, "
+      "{%36, %37, %38, %39}, "
+      "%40, p, 1, 1;\n"
+      "}\n"
+      :
+        "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
+        "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
+        "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]),
+        "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]),
+        "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(int(add))
+      : "memory");
+}
+__device__ __forceinline__ void wgmma_m64k32_e4m3_fresh(
+    float (&d)[36], const u32 (&a)[4], u64 b) {
+  asm volatile(
+      "{\n"
+      ".reg .pred p;\n"
+      "setp.ne.b32 p, 0, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n72k32.f32.e4m3.e4m3 {"
+      "%0, %1, %2, %3, %4, %5, %6, %7, "
+      "%8, %9, %10, %11, %12, %13, %14, %15, "
+      "%16, %17, %18, %19, %20, %21, %22, %23, "
+      "%24, %25, %26, %27, %28, %29, %30, %31, "
+      "%32, %33, %34, %35}, "
+      "{%36, %37, %38, %39}, "
+      "%40, p, 1, 1;\n"
+      "}\n"
+      :
+        "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3]), "=f"(d[4]), "=f"(d[5]), "=f"(d[6]), "=f"(d[7]),
+        "=f"(d[8]), "=f"(d[9]), "=f"(d[10]), "=f"(d[11]), "=f"(d[12]), "=f"(d[13]), "=f"(d[14]), "=f"(d[15]),
+        "=f"(d[16]), "=f"(d[17]), "=f"(d[18]), "=f"(d[19]), "=f"(d[20]), "=f"(d[21]), "=f"(d[22]), "=f"(d[23]),
+        "=f"(d[24]), "=f"(d[25]), "=f"(d[26]), "=f"(d[27]), "=f"(d[28]), "=f"(d[29]), "=f"(d[30]), "=f"(d[31]),
+        "=f"(d[32]), "=f"(d[33]), "=f"(d[34]), "=f"(d[35])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b)
+      : "memory");
+}
+// clang-format on
+
+#endif
+}  // namespace ptx
+namespace ptx {
+#ifndef FASIM_EMULATE
+
+// d = a b, or d += a b, for 64 x 64 elements, 32 deep, by a warpgroup, in the background.
+// Lane 4 g + t of warp w holds rows 16 w + g and 16 w + g + 8 of a, as for mma; b describes a matrix in
+// shared memory.
+// Lane 4 g + t of warp w: d[4 i + 2 j + k] = row 16 w + g + 8 j, column 8 i + 2 t + k.
+// Fresh: d = a b, and the compiler need not keep what was in d.
+// PTX ISA: wgmma.mma_async.
+// clang-format off
+__device__ __forceinline__ void wgmma_m64k32_e4m3(
+    float (&d)[32], const u32 (&a)[4], u64 b, bool add) {
+  asm volatile(
+      "{\n"
+      ".reg .pred p;\n"
+      "setp.ne.b32 p, %37, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n64k32.f32.e4m3.e4m3 {"
+      "%0, %1, %2, %3, %4, %5, %6, %7, "
+      "%8, %9, %10, %11, %12, %13, %14, %15, "
+      "%16, %17, %18, %19, %20, %21, %22, %23, "
+      "%24, %25, %26, %27, %28, %29, %30, %31}, "
+      "{%32, %33, %34, %35}, "
+      "%36, p, 1, 1;\n"
+      "}\n"
+      :
+        "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
+        "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
+        "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]),
+        "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(int(add))
+      : "memory");
+}
+__device__ __forceinline__ void wgmma_m64k32_e4m3_fresh(
+    float (&d)[32], const u32 (&a)[4], u64 b) {
+  asm volatile(
+      "{\n"
+      ".reg .pred p;\n"
+      "setp.ne.b32 p, 0, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n64k32.f32.e4m3.e4m3 {"
+      "%0, %1, %2, %3, %4, %5, %6, %7, "
+      "%8, %9, %10, %11, %12, %13, %14, %15, "
+      "%16, %17, %18, %19, %20, %21, %22, %23, "
+      "%24, %25, %26, %27, %28, %29, %30, %31}, "
+      "{%32, %33, %34, %35}, "
+      "%36, p, 1, 1;\n"
+      "}\n"
+      :
+        "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3]), "=f"(d[4]), "=f"(d[5]), "=f"(d[6]), "=f"(d[7]),
+        "=f"(d[8]), "=f"(d[9]), "=f"(d[10]), "=f"(d[11]), "=f"(d[12]), "=f"(d[13]), "=f"(d[14]), "=f"(d[15]),
+        "=f"(d[16]), "=f"(d[17]), "=f"(d[18]), "=f"(d[19]), "=f"(d[20]), "=f"(d[21]), "=f"(d[22]), "=f"(d[23]),
+        "=f"(d[24]), "=f"(d[25]), "=f"(d[26]), "=f"(d[27]), "=f"(d[28]), "=f"(d[29]), "=f"(d[30]), "=f"(d[31])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b)
+      : "memory");
+}
+// clang-format on
+
+#endif
+}  // namespace ptx
+
+// Waits until the barrier's phase of that parity is complete. With FASIM_WAIT_LIMIT, a debugging
+// build's, it gives up after so many tries instead of hanging.
+__device__ __forceinline__ void wait(u64* barrier, u32 parity) {
+#ifdef FASIM_WAIT_LIMIT
+  int tries = 0;
+#endif
+  while (!ptx::mbarrier_try_wait(barrier, parity)) {
+#ifdef FASIM_WAIT_LIMIT
+    if (++tries == FASIM_WAIT_LIMIT) __trap();
+#endif
+  }
+}
+
+// A number that is the same in all lanes, where the compiler cannot see that it is: what is computed from
+// it goes to the registers that a warp shares, whence wgmma takes its descriptors.
+__device__ __forceinline__ int uniform(int x) { return __shfl_sync(~0u, x, 0); }
+
+// The place of the n-th tile in a ring of tiles, and the parity of the phase in which it is there.
+struct Turn {
+  int slot;
+  u32 parity;
+};
+
+template <int kSlots>
+__device__ __forceinline__ Turn turn(int n) {
+  return {n % kSlots, u32(n / kSlots % 2)};
+}
+
+// ---- Timeline -----------------------------------------------------------------------------------
+// A build with FASIM_TIMELINE notes when each warpgroup of the first block did what, step by step (a step
+// is a tile of keys): `fasim bench --timeline`. Any other build has no trace of it.
+enum Act { kLoadQ, kLoadK, kLoadV, kAsked, kBegan, kScored, kWeighed, kSummed, kStored, kActs };
+
+#ifdef FASIM_TIMELINE
+
+namespace ptx {
+#ifndef FASIM_EMULATE
+
+// Clocks of the SM so far. PTX ISA: special registers, %clock64.
+__device__ __forceinline__ u64 clock64() {
+  u64 clocks;
+  asm volatile("mov.u64 %0, %%clock64;" : "=l"(clocks)::"memory");
+  return clocks;
+}
+
+#endif
+}  // namespace ptx
+
+constexpr int kNotedSteps = 1024;
+
+extern "C" {
+__device__ u64 fasim_timeline[kConsumers + 1][kNotedSteps][kActs];
+}
+#endif
+
+__device__ __forceinline__ void note(Act act, int step) {
+#ifdef FASIM_TIMELINE
+  const int thread = ptx::thread_index();  // asked again, lest addresses be kept all along
+  if (blockIdx.x != 0 || thread % 128 != 0 || step >= kNotedSteps) return;
+  fasim_timeline[thread / 128][step][act] = ptx::clock64();
+#endif
+}
+
+// ---- Shared memory ------------------------------------------------------------------------------
+// A tile as TMA leaves it, and wgmma reads it.
+template <int kRows, int kTileSlabs>
+struct alignas(1024) SlabTile {
+  unsigned char slab[kTileSlabs][kRows][kSlabBytes];
+};
+
+struct Work {  // a tile of queries, of one head; first_query < 0: there is no more
+  int first_query, head;
+  int batch;
+  float score_factor[kConsumers];  // makes real numbers of Q K^T, but for K's scales; softmax's included
+};
+
+constexpr int kWorks = 4;  // that someone may still ask about: the loader is at most two ahead
+
+struct Shared {
+  SlabTile<64, kSlabs> q[kQStages][kConsumers];
+  SlabTile<64, kPartSlabs> o[kConsumers];
+  SlabTile<kBlockKV, kSlabs> k[kStages];
+  SlabTile<kRowsV, kSlabsV> v[kStages];
+  u64 full_q[kQStages], empty_q[kQStages];  // barriers: a tile has arrived, all are done with it
+  u64 full_k[kStages], empty_k[kStages];
+  u64 full_v[kStages], empty_v[kStages];
+  float key_factors[kStages], value_factors[kStages];  // of the tiles of K and V: their scales
+  Work works[kWorks];
+};
+
+static_assert(sizeof(Shared) == kSmemBytes, "shared memory as planned");
+
+// Every warp arrives by itself.
+__device__ __forceinline__ void init_barriers(Shared& shared) {
+  for (int i = 0; i < kQStages; ++i) {
+    ptx::mbarrier_init(&shared.full_q[i], 1);
+    ptx::mbarrier_init(&shared.empty_q[i], 4 * kConsumers);
+  }
+  for (int i = 0; i < kStages; ++i) {
+    ptx::mbarrier_init(&shared.full_k[i], 1);
+    ptx::mbarrier_init(&shared.full_v[i], 1);
+    ptx::mbarrier_init(&shared.empty_k[i], 4 * kConsumers);
+    ptx::mbarrier_init(&shared.empty_v[i], 4 * kConsumers);
+  }
+  ptx::fence_mbarrier_init();
+}
+
+// A thread's part of the scores and of the output: [16 rows][8 columns][row g: 2, row g + 8: 2].
+using Scores = float[kRowTiles][kStepKV / 8][4];
+using Accumulator = float[kRowTiles][kRowsV / 8][4];
+template <int kTiles>
+__device__ __forceinline__ void zero(float (&fragment)[kRowTiles][kTiles][4]) {
+#pragma unroll
+  for (int i = 0; i < kRowTiles * kTiles; ++i) {
+#pragma unroll
+    for (int r = 0; r < 4; ++r) fragment[i / kTiles][i % kTiles][r] = 0.f;
+  }
+}
+
+// What makes real numbers of Q K^T, at least the smallest normal one: scale factors of zeros, or of
+// next to nothing, have a product of 0, and 0 times the -inf of a hidden key would be NaN. Scores
+// times so little differ in no bit of a weight.
+__device__ __forceinline__ float normal_factor(float product) {
+  constexpr float kLeast = 1.17549435e-38f;
+  return product < kLeast ? kLeast : product;
+}
+
+// ---- Mask ---------------------------------------------------------------------------------------
+// Keys at or beyond a row's limit are invisible. Causal is aligned bottom-right: query i sees the
+// keys up to i + seq_kv - seq_q.
+
+__device__ __forceinline__ int visible_keys(int query, int seq_q, int seq_kv) {
+  return kCausal ? min(seq_kv, query + 1 - seq_q + seq_kv) : seq_kv;
+}
+
+// s holds the scores of the warp's rows from `query` on against the keys from `key` on.
+template <int kTiles>
+__device__ __forceinline__ void mask_scores(float (&s)[kRowTiles][kTiles][4], int query, int key,
+                                            int seq_q, int seq_kv) {
+  const int lane = threadIdx.x % 32;
+#pragma unroll
+  for (int i = 0; i < 2 * kRowTiles; ++i) {
+    const int limit = visible_keys(query + 8 * i + lane / 4, seq_q, seq_kv) - key - lane % 4 * 2;
+#pragma unroll
+    for (int n = 0; n < 2 * kTiles; ++n) {
+      if (n / 2 * 8 + n % 2 >= limit) s[i / 2][n / 2][i % 2 * 2 + n % 2] = -kInfinity;
+    }
+  }
+}
+
+// The lengths of a sequence, by which its mask is aligned.
+struct Span {
+  int seq_q, seq_kv;
+};
+
+__device__ __forceinline__ int visible_keys(int query, const Span& span) {
+  return visible_keys(query, span.seq_q, span.seq_kv);
+}
+
+template <int kTiles>
+__device__ __forceinline__ void mask_scores(float (&s)[kRowTiles][kTiles][4], int query, int key,
+                                            const Span& span) {
+  mask_scores(s, query, key, span.seq_q, span.seq_kv);
+}
+
+// ---- Schedule -----------------------------------------------------------------------------------
+// A block works on many tiles of queries, one after the other. The heads come in groups; in a group the
+// tiles with the most keys come first, those of all its heads together, so that their K and V are in
+// L2 for all who read them. Every other round hands the tiles out in reverse order: who had the longest
+// of the round before has the shortest of this one.
+struct Grid {  // of tiles of queries
+  int batch, heads, queries;
+  int heads_together;  // of a group
+};
+
+__device__ __forceinline__ Work work_at(int round, const Grid& grid) {
+  const int blocks = gridDim.x, q_blocks = (grid.queries + kBlockQ - 1) / kBlockQ;
+  const int all_heads = grid.batch * grid.heads, group = grid.heads_together;
+  const int turn = round * blocks + (round % 2 ? blocks - 1 - int(blockIdx.x) : int(blockIdx.x));
+  if (turn >= all_heads * q_blocks) return {-1};
+  const int first_head = turn / (group * q_blocks) * group;
+  const int members = min(group, all_heads - first_head);
+  const int place = turn - first_head * q_blocks;
+  const int head = first_head + place % members;
+  const int first_query = (q_blocks - 1 - place / members) * kBlockQ;
+  return {first_query, head % grid.heads, head / grid.heads};
+}
+
+struct Tiles {  // of keys: one past the last, and the first
+  int end, begin;
+};
+
+// Those that a tile of queries visits. Where no query sees a key, one beyond the last: its loads bring
+// zeros, its mask hides them.
+__device__ __forceinline__ Tiles key_tiles(int first_query, const Span& span) {
+  const int keys = visible_keys(min(first_query + kBlockQ, span.seq_q) - 1, span);
+  const int beyond = span.seq_kv / kBlockKV + 1;
+  const int begin = 0;
+  const int end = keys > 0 ? (keys + kBlockKV - 1) / kBlockKV : 0;
+  return end > begin ? Tiles{end, begin} : Tiles{beyond + 1, beyond};
+}
+
+// Those of which all rows of a consumer, from `query` on, see all keys.
+__device__ __forceinline__ Tiles whole_tiles(int query, const Span& span) {
+  return {visible_keys(query, span) / kBlockKV, 0};
+}
+
+__device__ __forceinline__ bool is_among(int tile, const Tiles& tiles) { return tile < tiles.end; }
+
+// ---- Loads --------------------------------------------------------------------------------------
+// Where TMA finds the rows of a head: they count from `row` on, in the head of `batch`.
+struct Place {
+  int row, batch;
+};
+
+// One thread brings a tile, slab by slab; the barrier completes when all its bytes have come.
+template <int kRows, int kTileSlabs>
+__device__ __forceinline__ void load_slabs(SlabTile<kRows, kTileSlabs>& tile, const TensorMap* map,
+                                           u64* full, int row, int head, int batch) {
+#pragma unroll
+  for (int i = 0; i < kTileSlabs; ++i) {
+    ptx::cp_async_bulk_tensor_4d(tile.slab[i], map, full, i * kSlabColumns, row, head, batch);
+  }
+}
+
+// The same of V transposed, a slab of it, whose rows may be more than a box can have.
+__device__ __forceinline__ void load_values(SlabTile<kRowsV, 1>& tile, const TensorMap* map,
+                                            u64* full, int slab, int head) {
+#pragma unroll
+  for (int row = 0; row < kRowsV; row += kBoxRowsV) {
+    ptx::cp_async_bulk_tensor_4d(tile.slab[0][row], map, full, 0, row, slab, head);
+  }
+}
+
+struct Loader {  // its thread's view of the rings of K and V
+  Shared& shared;
+  const TensorMap* k_map;
+  const TensorMap* v_map;
+  int kv_heads;
+  const float* k_scale;
+  const float* v_scale;
+  int tiles;
+  int count_k = 0, count_v = 0;
+  // The scale factor of a tile of keys; beyond the last there is none.
+  __device__ __forceinline__ float factor_of(const float* scales, int tile, int head,
+                                             const Place& keys) const {
+    return tile < tiles ? scales[(i64(keys.batch) * kv_heads + head) * tiles + tile] : 1.f;
+  }
+  __device__ __forceinline__ void load_k(int tile, int head, const Place& keys) {
+    const Turn at = turn<kStages>(count_k++);
+    wait(&shared.empty_k[at.slot], at.parity ^ 1);  // passes at once the first time round
+    shared.key_factors[at.slot] = factor_of(k_scale, tile, head, keys);
+    ptx::mbarrier_arrive_expect_tx(&shared.full_k[at.slot], sizeof(shared.k[0]));
+    load_slabs(shared.k[at.slot], k_map, &shared.full_k[at.slot], keys.row + tile * kBlockKV, head,
+               keys.batch);
+    note(kLoadK, count_k - 1);
+  }
+
+  __device__ __forceinline__ void load_v(int tile, int head, const Place& keys) {
+    const Turn at = turn<kStages>(count_v++);
+    wait(&shared.empty_v[at.slot], at.parity ^ 1);
+    shared.value_factors[at.slot] = factor_of(v_scale, tile, head, keys);
+    ptx::mbarrier_arrive_expect_tx(&shared.full_v[at.slot], sizeof(shared.v[0]));
+    load_values(shared.v[at.slot], v_map, &shared.full_v[at.slot], tile,
+                keys.batch * kv_heads + head);
+    note(kLoadV, count_v - 1);
+  }
+};
+
+// How the rows of a tile in shared memory are swizzled: in spans of so many bytes.
+enum class Swizzle : u32 { kNone = 0, k128 = 1, k64 = 2, k32 = 3 };
+
+// A matrix in shared memory as wgmma sees it. Offsets are in bytes: `leading` between core matrices
+// along the contiguous direction (unused where one swizzled span holds all), `stride` between groups
+// of 8 rows. PTX ISA: asynchronous warpgroup level matrix shared memory layout.
+__device__ __forceinline__ u64 matrix_descriptor(u32 address, u32 leading, u32 stride,
+                                                 Swizzle swizzle) {
+  return u64((address & 0x3ffff) >> 4) | u64(leading >> 4) << 16 | u64(stride >> 4) << 32 |
+         u64(swizzle) << 62;
+}
+
+// A row of scores lies in one quad of lanes.
+__device__ __forceinline__ float quad_max(float x) {
+  x = fmaxf(x, __shfl_xor_sync(~0u, x, 1));
+  return fmaxf(x, __shfl_xor_sync(~0u, x, 2));
+}
+
+__device__ __forceinline__ float quad_sum(float x) {
+  x += __shfl_xor_sync(~0u, x, 1);
+  return x + __shfl_xor_sync(~0u, x, 2);
+}
+
+// A row that has seen no key has maximum -inf; its exponents are taken from 0 instead.
+__device__ __forceinline__ float reference_of(float max) { return max == -kInfinity ? 0.f : max; }
+
+// Natural logarithm of a row's sum of exp(scale s); -inf for a row that saw no key.
+__device__ __forceinline__ float log_sum_exp(float max, float sum, float scale_log2) {
+  return (max * scale_log2 + ptx::lg2(sum) - kWeightExponent) * kLn2;
+}
+
+// The row of the tile that a thread's i-th row of fragments is.
+__device__ __forceinline__ int tile_row(int i) {
+  return threadIdx.x / 32 * kWarpRows + 8 * i + threadIdx.x % 32 / 4;
+}
+
+// Where 8 columns of a row lie in a tile.
+template <int kRows, int kTileSlabs>
+__device__ __forceinline__ u32 chunk_address(const SlabTile<kRows, kTileSlabs>& tile, int row,
+                                             int chunk) {
+  const u32 slab = ptx::smem_address(&tile) + chunk / 8 * sizeof(tile.slab[0]);
+  return slab + row * 128 + (chunk % 8 ^ row % 8) * 16;
+}
+
+// The weights, rounded, as the left operand of P V: four keys a register. Of 16 keys a lane holds
+// 2t, 2t + 1, 2t + 8 and 2t + 9, and takes them for 4t to 4t + 3: the order of a sum is free, and V
+// is read in the same one.
+using Weights = u32[kRowTiles][kStepKV / 32][4];
+
+__device__ __forceinline__ void round_weights(Weights& p, const Scores& s) {
+#pragma unroll
+  for (int i = 0; i < kRowTiles * kStepKV / 8; ++i) {
+    const int tile = i / (kStepKV / 8), step = i / 4 % (kStepKV / 32), part = i % 4;
+    const int n = 4 * step + part / 2 * 2, row = part % 2 * 2;
+    const float (&first)[4] = s[tile][n];
+    const float (&later)[4] = s[tile][n + 1];  // 8 keys later
+    const u32 low = ptx::cvt_e4m3x2(first[row], first[row + 1]);
+    const u32 high = ptx::cvt_e4m3x2(later[row], later[row + 1]);
+    p[tile][step][part] = low | high << 16;
+  }
+}
+
+// ---- Again --------------------------------------------------------------------------------------
+// Products of 16 rows by the instructions that a warp can issue alone, for the rare tile whose scores were
+// given up for weights that turned out too large: its scores for 32 keys,
+using FewScores = float[1][4][4];
+
+__device__ __forceinline__ void few_scores(FewScores& s, const SlabTile<64, kSlabs>& q,
+                                           const SlabTile<kBlockKV, kSlabs>& k, int first) {
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
+  zero(s);
+#pragma unroll 1
+  for (int step = 0; step < kD / 32; ++step) {
+    u32 a[4], b[2];
+    ptx::ldmatrix_x4(a, chunk_address(q, 16 * warp + lane % 16, 2 * step + lane / 16));
+#pragma unroll
+    for (int n = 0; n < 4; ++n) {
+      ptx::ldmatrix_x2(b, chunk_address(k, first + 8 * n + lane % 8, 2 * step + lane / 8 % 2));
+      ptx::mma_m16n8k32_e4m3(s[0][n], a, b[0], b[1]);
+    }
+  }
+}
+
+// and P V, for the columns from the tile's first row on, of the rows that have new weights.
+template <int kTiles>
+__device__ __forceinline__ void few_values(float (&t)[1][kTiles][4], const Weights& p,
+                                           const bool (&renewed)[2], const SlabTile<kRowsV, 1>& v) {
+  const int lane = threadIdx.x % 32;
+#pragma unroll 1
+  for (int n = 0; n < kTiles; ++n) {
+    float sums[4] = {0.f, 0.f, 0.f, 0.f};
+#pragma unroll
+    for (int step = 0; step < kBlockKV / 32; ++step) {
+      u32 b[2];
+      ptx::ldmatrix_x2(b, chunk_address(v, 8 * n + lane % 8, 2 * step + lane / 8 % 2));
+      ptx::mma_m16n8k32_e4m3(sums, p[0][step], b[0], b[1]);
+    }
+    // t moves on by one place a step, so that the loop need not be unrolled.
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const float next = renewed[i / 2] ? sums[i] : t[0][0][i];
+#pragma unroll
+      for (int k = 0; k + 1 < kTiles; ++k) t[0][k][i] = t[0][k + 1][i];
+      t[0][kTiles - 1][i] = next;
+    }
+  }
+  __syncwarp();  // all lanes have read V again
+}
+
+// ---- Products on the tensor cores ---------------------------------------------------------------
+// A warpgroup multiplies 64 rows in the background: what it reads and writes, registers too, is not to
+// be touched until it has waited. A slab's rows are 128 bytes, its groups of 8 rows 1024 bytes apart.
+constexpr u32 kGroupBytes = 1024;
+
+// The descriptor of the same matrix so many bytes further on; its upper half does not change.
+__device__ __forceinline__ u64 further(u64 descriptor, u32 bytes) {
+  return descriptor >> 32 << 32 | u32(u32(descriptor) + (bytes >> 4));
+}
+
+template <int kRows, int kTileSlabs>
+__device__ __forceinline__ u64 descriptor_of(const SlabTile<kRows, kTileSlabs>& tile) {
+  const u32 address = ptx::smem_address(&tile);
+  return matrix_descriptor(address, sizeof(tile.slab[0]), kGroupBytes, Swizzle::k128);
+}
+
+template <int kTiles>
+__device__ __forceinline__ float (&flat(float (&x)[1][kTiles][4]))[4 * kTiles] {
+  return reinterpret_cast<float (&)[4 * kTiles]>(x);
+}
+
+// Starts s = Q K^T: both lie with the head dimension contiguous, a step's columns are 32 bytes of a row.
+__device__ __forceinline__ void start_scores(Scores& s, u64 q, u64 k) {
+  ptx::wgmma_fence();
+#pragma unroll
+  for (int step = 0; step < kD / kGranule; ++step) {
+    const u32 column = step % 4 * 32, slab = step / 4;
+    const u64 left = further(q, slab * 64 * 128 + column);
+    const u64 right = further(k, slab * kBlockKV * 128 + column);
+    if (step == 0) ptx::wgmma_m64k32_e4m3_fresh(flat(s), left, right);
+    if (step > 0) ptx::wgmma_m64k32_e4m3(flat(s), left, right, true);
+  }
+  ptx::wgmma_commit_group();
+}
+
+// Waits for all products but the last kLeft started; their results may be read then.
+template <int kLeft, int kTiles>
+__device__ __forceinline__ void finish_products(float (&result)[1][kTiles][4]) {
+  ptx::wgmma_wait_group<kLeft>();
+  ptx::wgmma_fence_registers(flat(result));
+}
+// t = P V, for columns from kColumn on: P in registers, V with the keys contiguous. These products keep few
+// bits below the largest, so that a tile of keys has sums of its own, and fp32 those of all. They take
+// the registers that the scores have left.
+template <int kColumn, int kColumns>
+__device__ __forceinline__ void multiply_columns(float (&t)[1][kColumns / 8][4], const Weights& p,
+                                                 u64 v) {
+  ptx::wgmma_fence();
+#pragma unroll
+  for (int step = 0; step < kBlockKV / kGranule; ++step) {
+    const u64 right = further(v, kColumn * 128 + step * 32);
+    if (step == 0) ptx::wgmma_m64k32_e4m3_fresh(flat(t), p[0][step], right);
+    if (step > 0) ptx::wgmma_m64k32_e4m3(flat(t), p[0][step], right, true);
+  }
+  ptx::wgmma_commit_group();
+}
+
+template <int kColumn, int kColumns>
+__device__ __forceinline__ void add_columns(Accumulator& o, const float (&t)[1][kColumns / 8][4], float factor) {
+#pragma unroll
+  for (int i = 0; i < kColumns / 2; ++i) {
+    float& sum = o[0][kColumn / 8 + i / 4][i % 4];
+    const float scale = kColumn + i / 4 * 8 < kDV ? factor : 1.f;  // the ones have none
+    sum = fmaf(t[0][i / 4][i % 4], scale, sum);
+  }
+}
+
+// o += P V. `check` may change P and what is summed in o. It is asked before the products start; where one
+// round of them is all, once they are done, with their sums: then they started as soon as P was there.
+template <int kColumn = 0, typename Check>
+__device__ __forceinline__ void add_values(Accumulator& o, Weights& p, u64 v, float factor, const Check& check) {
+  constexpr int kLeft = kRowsV - kColumn, kRest = kLeft % kColumnsAtOnce;
+  constexpr int kColumns = kRest > 0 ? kRest : kColumnsAtOnce;
+  constexpr bool kFirst = kColumn == 0, kLast = kLeft == kColumns;
+  float t[1][kColumns / 8][4];
+  if constexpr (kFirst && !kLast) check();
+  multiply_columns<kColumn, kColumns>(t, p, v);
+  finish_products<0>(t);
+  if constexpr (kFirst && kLast) check(t);
+  add_columns<kColumn, kColumns>(o, t, factor);
+  if constexpr (!kLast) add_values<kColumn + kColumns>(o, p, v, factor, check);
+}
+
+// ---- Online softmax, lazily ---------------------------------------------------------------------
+// FlashAttention-3, algorithm 1, with weights relative to an earlier maximum, which changes nothing while
+// none leaves the range of e4m3. Its weight is 2^5: what a row has seen by then may outgrow it 14 times,
+// and 2^-15 of it is not lost. Unit normal scores hardly ever do: of 256 the largest is 2.8 or so, and one
+// above 2.8 + ln 14 comes once in 30 million. So scores become weights at once, rounded and packed; only
+// where a sum tells that one may be too large is it looked for, and if it is, scores are computed again
+// and what was summed so far is rescaled. By then the products with V have begun: they do not wait for
+// an answer that is always no. The first tiles of a row are always looked at, and then those
+// that are twice as far on.
+//
+// A lone large weight need not be a number of e4m3: O is divided by the sum of the rounded weights, with
+// which its rounding goes; the log-sum-exp takes the weights as they are.
+constexpr float kLargestWeight = 448.f;
+
+// Whether a tile is looked at, the so-manieth of those whose keys a row all sees (the others come before).
+__device__ __forceinline__ bool is_looked_at(int tile) {
+  return tile <= 0 || (tile & (tile - 1)) == 0;
+}
+
+struct RowState {  // of the two rows of a thread
+  float max[2];  // the largest score when it was last looked for
+  float sum[2];
+};
+
+// A fused multiply-add takes the exact product from a rounded reference: beyond this exponent the
+// rounding would show, and the difference is taken before it is scaled.
+constexpr float kHugeExponent = 262144.f;
+
+__device__ __forceinline__ void reset(RowState& row) {
+  row = {{-kInfinity, -kInfinity}, {0.f, 0.f}};
+}
+
+// Whether a row has a reference that a fused multiply-add may take away.
+__device__ __forceinline__ bool is_settled(float max, float scale_log2) {
+  return fabsf(max) * scale_log2 < kHugeExponent;
+}
+
+// All rows of the warp.
+__device__ __forceinline__ bool all_settled(const RowState& row, float scale_log2) {
+  const bool both = is_settled(row.max[0], scale_log2) && is_settled(row.max[1], scale_log2);
+  return __all_sync(~0u, both);
+}
+
+// Makes these the references of the rows, for what was summed so far too. A row that sees no key keeps
+// no reference.
+__device__ __forceinline__ void move_to(RowState& row, Accumulator& o, const float (&max)[2],
+                                        float scale_log2) {
+  float factor[2];
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const float down = (row.max[half] - reference_of(max[half])) * scale_log2;
+    factor[half] = row.max[half] == max[half] ? 1.f : ptx::ex2(down);
+    row.sum[half] *= factor[half];
+    row.max[half] = max[half];
+  }
+#pragma unroll
+  for (int i = 0; i < kRowsV / 2; ++i) o[0][i / 4][i % 4] *= factor[i / 2 % 2];
+}
+
+// Gives rows the maximum for their reference: those that have none, and all that are looked at. Where a
+// multiply-add may not take it away it is taken from the scores: `shift`, what the exponent is still to
+// be lowered by, says so.
+__device__ __forceinline__ void settle(Scores& s, Accumulator& o, RowState& row, float (&shift)[2],
+                                       float scale_log2, bool looks) {
+  float max[2];
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    float highest = row.max[half];
+#pragma unroll
+    for (int n = 0; n < kBlockKV / 4; ++n) highest = fmaxf(highest, s[0][n / 2][2 * half + n % 2]);
+    highest = quad_max(highest);
+    max[half] = row.max[half];
+    if (is_settled(max[half], scale_log2) && (!looks || highest == max[half])) continue;
+    max[half] = highest;
+    const float reference = reference_of(max[half]);
+    shift[half] = -kWeightExponent;
+#pragma unroll
+    for (int n = 0; n < kBlockKV / 4; ++n) s[0][n / 2][2 * half + n % 2] -= reference;
+  }
+  if (__any_sync(~0u, max[0] != row.max[0] || max[1] != row.max[1])) {
+    move_to(row, o, max, scale_log2);
+  }
+}
+
+// Scores in units of the tile's scale factor become those that all tiles share.
+template <int kTiles>
+__device__ __forceinline__ void multiply(float (&s)[1][kTiles][4], float factor) {
+#pragma unroll
+  for (int i = 0; i < 4 * kTiles; ++i) s[0][i / 4][i % 4] *= factor;
+}
+
+// Scores of 32 keys become weights, exp2(s scale - shift), which join a lane's sums and are rounded.
+__device__ __forceinline__ void weigh_step(u32 (&p)[4], float (&sum)[2], const float (&s)[4][4],
+                                           const float (&shift)[2], float scale_log2) {
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const int n = i / 2 * 2, half = i % 2;
+    float w[4] = {s[n][2 * half], s[n][2 * half + 1], s[n + 1][2 * half], s[n + 1][2 * half + 1]};
+#pragma unroll
+    for (int j = 0; j < 4; ++j) w[j] = ptx::ex2(fmaf(w[j], scale_log2, -shift[half]));
+    sum[half] += (w[0] + w[1]) + (w[2] + w[3]);
+    p[i] = ptx::cvt_e4m3x2(w[0], w[1]) | u32(ptx::cvt_e4m3x2(w[2], w[3])) << 16;
+  }
+}
+
+// Whether a row has the largest weight there is, which stands for all that are larger.
+__device__ __forceinline__ bool has_largest(const Weights& p, int half) {
+  u32 found = 0;
+#pragma unroll
+  for (int i = 0; i < kBlockKV / 16; ++i) found |= p[0][i / 2][i % 2 * 2 + half] + 0x02020202;
+  return quad_max(found & 0x80808080 ? 1.f : 0.f) > 0.f;
+}
+
+// The weights of rows that have too large ones again, from a maximum that is theirs. `rescored(few, step)`
+// computes the scores of 32 keys; what becomes of a row depends on no other row.
+template <typename Rescored>
+__device__ __forceinline__ void lower(Weights& p, Accumulator& o, RowState& row, float (&sum)[2],
+                                      const bool (&moves)[2], float scale_log2,
+                                      const Rescored& rescored) {
+  float max[2] = {row.max[0], row.max[1]};
+  FewScores few;
+#pragma unroll 1
+  for (int step = 0; step < kBlockKV / 32; ++step) {
+    rescored(few, step);
+#pragma unroll
+    for (int i = 0; i < 16; ++i) max[i / 2 % 2] = fmaxf(max[i / 2 % 2], few[0][i / 4][i % 4]);
+  }
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const float highest = quad_max(max[half]);
+    max[half] = moves[half] ? highest : row.max[half];
+    sum[half] = moves[half] ? 0.f : sum[half];
+  }
+  // p moves on by one place a step, so that the loop need not be unrolled.
+#pragma unroll 1
+  for (int step = 0; step < kBlockKV / 32; ++step) {
+    rescored(few, step);
+    u32 fresh[4];
+    float fresh_sum[2] = {0.f, 0.f};
+    const float shift[2] = {-kWeightExponent, -kWeightExponent};
+#pragma unroll
+    for (int i = 0; i < 16; ++i) few[0][i / 4][i % 4] -= max[i / 2 % 2];
+    weigh_step(fresh, fresh_sum, few[0], shift, scale_log2);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      fresh[i] = moves[i % 2] ? fresh[i] : p[0][0][i];
+      if (moves[i % 2] && i < 2) sum[i] += fresh_sum[i];
+    }
+#pragma unroll
+    for (int i = 0; i < kBlockKV / 8; ++i) {
+      p[0][i / 4][i % 4] = i + 4 < kBlockKV / 8 ? p[0][(i + 4) / 4][i % 4] : fresh[i % 4];
+    }
+  }
+  __syncwarp();  // all lanes have read their rows and keys again: a vote would not order that
+  move_to(row, o, max, scale_log2);
+}
+
+// Turns scores into weights, exp(scale (s - max)) 2^5 for a recent maximum, or if the row looks that of
+// all its scores so far; and gives a lane's sums of them, before they were rounded.
+__device__ __forceinline__ void weigh(Weights& p, float (&sum)[2], Scores& s, Accumulator& o,
+                                      RowState& row, float scale_log2, bool looks, float unit) {
+  float factor = scale_log2 * unit;  // s is in units of the tile's scale factor
+  float shift[2];
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    shift[half] = fmaf(row.max[half], scale_log2, -kWeightExponent);
+    sum[half] = 0.f;
+  }
+  if (looks || !all_settled(row, scale_log2)) {
+    multiply(s, unit);
+    factor = scale_log2;
+    settle(s, o, row, shift, scale_log2, looks);
+  }
+#pragma unroll
+  for (int step = 0; step < kBlockKV / 32; ++step) {
+    const auto& few = reinterpret_cast<const float (&)[4][4]>(s[0][4 * step]);
+    weigh_step(p[0][step], sum, few, shift, factor);
+  }
+}
+
+// ---- Output -------------------------------------------------------------------------------------
+// Ends the softmax of a tile with the log-sum-exp of its rows, -inf where one saw no key.
+__device__ __forceinline__ void end_rows(const RowState& row, float* lse, float scale_log2,
+                                         int rows) {
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const float sum = quad_sum(row.sum[half]);
+    if (threadIdx.x % 4 != 0 || tile_row(half) >= rows) continue;
+    lse[tile_row(half)] = log_sum_exp(row.max[half], sum, scale_log2);
+  }
+}
+// O divided by l, through shared memory to where it belongs, by TMA: the next tile's products may start
+// while it leaves. TMA leaves out what lies beyond the tensor.
+__device__ __forceinline__ void store_output(Shared& shared, const Accumulator& o,
+                                             const TensorMap* o_map, const Work& work,
+                                             const Place& queries, int seq_q) {
+  const int thread = ptx::thread_index();  // asked again, lest addresses be kept all along
+  const int consumer = thread / 128, lane = thread % 32, row = thread % 128 / 32 * 16 + lane % 16;
+  float inverse[2];  // of the sums of rounded weights, which the first lane of a quad has
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const float sum = __shfl_sync(~0u, o[0][kDV / 8][2 * half], lane / 4 * 4);
+    inverse[half] = sum == 0.f ? 0.f : 1.f / sum;
+  }
+  SlabTile<64, kPartSlabs>& tile = shared.o[consumer];
+  const bool leads = thread % 128 == 0;
+#pragma unroll
+  for (int part = 0; part < kOutputParts; ++part) {
+    if (leads) ptx::cp_async_bulk_wait_group_read<0>();  // what lay here before has been read
+    ptx::bar_sync(kConsumerBarrier + consumer, 128);
+#pragma unroll
+    for (int step = 0; step < kPartSlabs * 4; ++step) {
+      const int column = part * kPartSlabs * 8 + 2 * step;  // in units of 8
+      if (column * 8 >= kDV) break;
+      u32 pairs[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const float (&pair)[4] = o[0][column + i / 2];
+        const float x = pair[i % 2 * 2] * inverse[i % 2], y = pair[i % 2 * 2 + 1] * inverse[i % 2];
+        pairs[i] = ptx::cvt_bf16x2(x, y);
+      }
+      ptx::stmatrix_x4(chunk_address(tile, row, 2 * step + lane / 16), pairs);
+    }
+    ptx::fence_proxy_async();
+    ptx::bar_sync(kConsumerBarrier + consumer, 128);
+    const int query = work.first_query + consumer * 64;
+    if (leads && query < seq_q) {
+#pragma unroll
+      for (int i = 0; i < kPartSlabs; ++i) {
+        const int slab = part * kPartSlabs + i;
+        ptx::cp_async_bulk_tensor_4d_store(o_map, tile.slab[i], slab * kColumnsO,
+                                           queries.row + query, work.head, queries.batch);
+      }
+      ptx::cp_async_bulk_commit_group();
+    }
+  }
+}
+
+// Where a key's values stand in V transposed. Of every 16 keys a thread's weights are those of columns
+// 2t, 2t + 1, 2t + 8 and 2t + 9, and it hands them over as 4t to 4t + 3: so the keys lie in that order.
+__device__ constexpr int key_at(int place) {
+  return place / 16 * 16 + place % 16 / 4 * 2 + place % 2 + place / 2 % 2 * 8;
+}
+
+// ---- Q, K and V, quantised ----------------------------------------------------------------------
+// Real values are stored * scale: the largest magnitude that shares a scale factor becomes 448, the largest
+// number of e4m3. Infinities saturate there, NaN stays NaN, and neither counts for the factor. A thread
+// block takes kBlockRows rows of one head of Q, K or V into its registers: each is read once and written
+// once, V transposed, as the main kernel multiplies it.
+// Q and K are rotated first (incoherent processing, section 3.3 of the paper): every column gets a sign,
+// then a Hadamard transform spreads each element over its row. Both rotated, Q K^T is what it was.
+using Input = u16;  // bf16
+
+constexpr int kBlockRows = 128;
+constexpr int kQuantisers = 256;  // threads of a block
+// On an SM: some load while others compute. Without a rotation two are enough, and need not spill.
+constexpr int kQuantisingBlocks = kQuantisers > 256 ? 1 : 3;
+constexpr int kEight = 8;  // elements of a 16-byte load
+constexpr int kQuantiserBytes = kDV * kBlockRows + 64;  // a tile of V, and a number of each warp
+constexpr float kLargest = 448.f;
+constexpr float kSmallestScale = 1.17549435e-38f;  // of zeros, whose scale has a reciprocal too
+
+__device__ __forceinline__ float to_float(u16 x) { return __uint_as_float(u32(x) << 16); }
+// Eight elements of a row, or zeros; those that have a bit in `flips` change their sign.
+__device__ __forceinline__ void load_eight(float (&x)[kEight], const Input* from, bool inside,
+                                           u32 flips = 0) {
+  uint4 loaded = make_uint4(0, 0, 0, 0);
+  if (inside) loaded = *reinterpret_cast<const uint4*>(from);
+  const u32 pairs[4] = {loaded.x, loaded.y, loaded.z, loaded.w};
+  const u32 spread = flips | flips << 15;  // the bits of a pair 16 apart, as its signs are
+#pragma unroll
+  for (int i = 0; i < kEight; ++i) {
+    const u32 pair = pairs[i / 2] ^ (spread << (15 - i / 2 * 2) & 0x80008000u);
+    x[i] = to_float(u16(pair >> 16 * (i % 2)));
+  }
+}
+
+__device__ __forceinline__ u32 four_e4m3(float a, float b, float c, float d) {
+  return ptx::cvt_e4m3x2(a, b) | u32(ptx::cvt_e4m3x2(c, d)) << 16;
+}
+
+// The signs of 32 columns, a bit each: drawn once, the same in every kernel.
+__device__ __forceinline__ u32 signs_of(int word) {
+  const u32 signs[] = {0x26c7a1d1u, 0x4916a713u, 0xac2919f1u, 0x021a880du};
+  return signs[word];
+}
+
+// A thread's share of rows of Q or K: kLanes neighbours take a row in turns, eight columns at a time.
+template <int kWidth>
+struct RowShare {
+  static constexpr int kLanes = kWidth % 32 == 0 ? 4 : 2;
+  static constexpr int kAtOnce = kQuantisers / kLanes;  // rows of all threads
+  static constexpr int kRows = (kBlockRows + kAtOnce - 1) / kAtOnce;
+  static constexpr int kChunks = kWidth / kEight / kLanes;
+  static constexpr float kUnit = 0.0883883476f;  // what a 1 in x stands for
+  float x[kRows][kChunks][kEight];
+
+  __device__ __forceinline__ int row(int i) const { return i * kAtOnce + threadIdx.x / kLanes; }
+  __device__ __forceinline__ int chunk(int j) const { return j * kLanes + threadIdx.x % kLanes; }
+  __device__ __forceinline__ u32 flips(int j) const {
+    return signs_of(j * kLanes / 4) >> chunk(j) % 4 * 8 & 0xff;
+  }
+};
+
+template <int kWidth>
+__device__ __forceinline__ void load_rows(RowShare<kWidth>& share, const Input* from, i64 stride,
+                                          int rows) {
+#pragma unroll
+  for (int i = 0; i < share.kRows; ++i) {
+#pragma unroll
+    for (int j = 0; j < share.kChunks; ++j) {
+      const int row = share.row(i), column = share.chunk(j) * kEight;
+      load_eight(share.x[i][j], from + row * stride + column, row < rows, share.flips(j));
+    }
+  }
+}
+
+template <int kWidth>
+__device__ __forceinline__ void store_rows(const RowShare<kWidth>& share, Element* to, int rows,
+                                           float inverse) {
+#pragma unroll
+  for (int i = 0; i < share.kRows; ++i) {
+#pragma unroll
+    for (int j = 0; j < share.kChunks; ++j) {
+      if (share.row(i) >= rows) continue;
+      float x[kEight];
+#pragma unroll
+      for (int n = 0; n < kEight; ++n) x[n] = share.x[i][j][n] * inverse;
+      Element* place = to + share.row(i) * kWidth + share.chunk(j) * kEight;
+      *reinterpret_cast<uint2*>(place) =
+          make_uint2(four_e4m3(x[0], x[1], x[2], x[3]), four_e4m3(x[4], x[5], x[6], x[7]));
+    }
+  }
+}
+template <int kChunks>
+using Row = float[kChunks][kEight];  // of a thread: n / kEight, n % kEight is its n-th element
+
+// A stage of the transform: numbers whose places differ in one bit become their sum and difference.
+template <int kChunks>
+__device__ __forceinline__ void transform_within(Row<kChunks>& x, int apart) {
+#pragma unroll
+  for (int n = 0; n < kChunks * kEight; ++n) {
+    if (n & apart) continue;
+    float& low = x[n / kEight][n % kEight];
+    float& high = x[(n + apart) / kEight % kChunks][(n + apart) % kEight];
+    const float difference = low - high;
+    low += high;
+    high = difference;
+  }
+}
+
+// The same where the bit tells neighbours apart.
+template <int kChunks>
+__device__ __forceinline__ void transform_across(Row<kChunks>& x, int apart) {
+  const float sign = threadIdx.x & apart ? -1.f : 1.f;
+#pragma unroll
+  for (int n = 0; n < kChunks * kEight; ++n) {
+    float& mine = x[n / kEight][n % kEight];
+    mine = fmaf(sign, mine, __shfl_xor_sync(~0u, mine, apart));
+  }
+}
+
+// Rows become their Hadamard transforms, every number sqrt(d) times what a rotation makes of it. Of a
+// column's bits the lowest three are a thread's, the next its neighbours', the others its chunks'.
+template <int kWidth>
+__device__ __forceinline__ void rotate(RowShare<kWidth>& share) {
+#pragma unroll
+  for (int i = 0; i < share.kRows; ++i) {
+    Row<share.kChunks>& x = share.x[i];
+#pragma unroll
+    for (int apart = 1; apart < kEight; apart *= 2) transform_within<share.kChunks>(x, apart);
+#pragma unroll
+    for (int apart = 1; apart < share.kLanes; apart *= 2) transform_across<share.kChunks>(x, apart);
+#pragma unroll
+    for (int apart = kEight; apart < share.kChunks * kEight; apart *= 2) {
+      transform_within<share.kChunks>(x, apart);
+    }
+  }
+}
+// A thread's share of a block of V: four keys that are neighbours in V transposed, eight columns of each.
+struct ValueShare {
+  static constexpr int kAtOnce = kQuantisers / kBlockRows * 4;  // groups of eight columns
+  static constexpr int kGroups = (kDV / kEight + kAtOnce - 1) / kAtOnce;
+  static constexpr float kUnit = 1.f;
+  float x[kGroups][4][kEight];
+
+  __device__ __forceinline__ int place() const { return threadIdx.x / 4 % 32 * 4; }
+  __device__ __forceinline__ int column(int i) const {
+    return (i * kAtOnce + threadIdx.x / kBlockRows * 4 + threadIdx.x % 4) * kEight;
+  }
+};
+
+__device__ __forceinline__ void load_values(ValueShare& share, const Input* from, i64 stride,
+                                            int rows) {
+#pragma unroll
+  for (int i = 0; i < share.kGroups; ++i) {
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      const int key = key_at(share.place() + j), column = share.column(i);
+      load_eight(share.x[i][j], from + key * stride + column, key < rows && column < kHeadDimV);
+    }
+  }
+}
+
+// A tile of V transposed in shared memory: rows of 128 keys, whose 16-byte chunks are permuted so that
+// the words of four keys and those of eight columns meet in no bank.
+__device__ __forceinline__ int transposed_at(int column, int place) {
+  return column * kBlockRows + ((place / 16) ^ (column / kEight % 4 * 2)) * 16 + place % 16;
+}
+
+__device__ __forceinline__ void store_values(const ValueShare& share, unsigned char* tile,
+                                             Element* to, float inverse) {
+#pragma unroll
+  for (int i = 0; i < share.kGroups; ++i) {
+    if (share.column(i) >= kDV) continue;
+#pragma unroll
+    for (int n = 0; n < kEight; ++n) {
+      const auto x = [&](int j) { return share.x[i][j][n] * inverse; };
+      *reinterpret_cast<u32*>(tile + transposed_at(share.column(i) + n, share.place())) =
+          four_e4m3(x(0), x(1), x(2), x(3));
+    }
+  }
+  __syncthreads();
+  for (int n = threadIdx.x; n < kDV * (kBlockRows / 16); n += kQuantisers) {
+    const int column = n / 8, place = n % 8 * 16;
+    *reinterpret_cast<uint4*>(to + column * kBlockRows + place) =
+        *reinterpret_cast<const uint4*>(tile + transposed_at(column, place));
+  }
+  constexpr u32 kOnes = 0x38383838;  // the last row
+  if (threadIdx.x < kBlockRows / 16) {
+    *reinterpret_cast<uint4*>(to + kDV * kBlockRows + threadIdx.x * 16) =
+        make_uint4(kOnes, kOnes, kOnes, kOnes);
+  }
+}
+
+// The largest magnitude of some numbers that is `below` a limit: NaN never is.
+template <int kRows, int kColumns>
+__device__ __forceinline__ float largest_below(const float (&x)[kRows][kColumns][kEight],
+                                               float below) {
+  float found = 0.f;
+#pragma unroll
+  for (int n = 0; n < kRows * kColumns * kEight; ++n) {
+    const float magnitude = fabsf(x[n / kEight / kColumns][n / kEight % kColumns][n % kEight]);
+    if (magnitude < below) found = fmaxf(found, magnitude);
+  }
+  return found;
+}
+
+// The largest finite one: asked of each number only where there is an infinity.
+template <int kRows, int kColumns>
+__device__ __forceinline__ float largest(const float (&x)[kRows][kColumns][kEight]) {
+  float found = 0.f;
+#pragma unroll
+  for (int n = 0; n < kRows * kColumns * kEight; ++n) {
+    found = fmaxf(found, fabsf(x[n / kEight / kColumns][n / kEight % kColumns][n % kEight]));
+  }
+  return found < kInfinity ? found : largest_below(x, kInfinity);
+}
+
+// The largest number of all threads; `warps` has room for one of each warp.
+__device__ __forceinline__ float largest_of_block(float x, float* warps) {
+#pragma unroll
+  for (int lanes = 16; lanes > 0; lanes /= 2) x = fmaxf(x, __shfl_xor_sync(~0u, x, lanes));
+  if (threadIdx.x % 32 == 0) warps[threadIdx.x / 32] = x;
+  __syncthreads();
+#pragma unroll
+  for (int i = 0; i < kQuantisers / 32; ++i) x = fmaxf(x, warps[i]);
+  return x;
+}
+
+__device__ __forceinline__ float scale_for(float most) {
+  return fmaxf(most / kLargest, kSmallestScale);
+}
+
+// What a thread block takes: a block of rows of one head of Q, of K or of V.
+struct Part {
+  int tensor;  // 0, 1 or 2
+  int head;  // of the whole batch
+  int block;
+};
+
+struct Rows {
+  const Input* from;
+  i64 stride;
+  int count;
+};
+
+__host__ __device__ __forceinline__ int blocks_of(int seq) {
+  return (seq + kBlockRows - 1) / kBlockRows;
+}
+
+// In the order of their numbers; V has a block where there are no keys, too.
+__device__ __forceinline__ Part part_of(int index, int q_heads, int kv_heads, int seq_q,
+                                        int seq_kv) {
+  const int of_q = q_heads * blocks_of(seq_q), of_k = kv_heads * blocks_of(seq_kv);
+  const int tensor = index < of_q ? 0 : index < of_q + of_k ? 1 : 2;
+  index -= tensor == 0 ? 0 : tensor == 1 ? of_q : of_q + of_k;
+  const int blocks = blocks_of(tensor == 0 ? seq_q : max(seq_kv, 1));
+  const int head = u32(index) / u32(blocks);
+  return {tensor, head, index - head * blocks};
+}
+
+__device__ __forceinline__ Rows rows_of(const Part& part, const Input* x, const Strides& strides,
+                                        int heads, int seq) {
+  const i64 first = i64(part.block) * kBlockRows;
+  const int batch = u32(part.head) / u32(heads), head = part.head - batch * heads;
+  x += batch * strides.batch + head * strides.head + first * strides.seq;
+  return {x, strides.seq, int(min(i64(kBlockRows), seq - first))};
+}
+
+template <int kWidth>
+__device__ __forceinline__ void load(RowShare<kWidth>& share, const Rows& rows) {
+  load_rows(share, rows.from, rows.stride, rows.count);
+  rotate(share);
+}
+
+__device__ __forceinline__ void load(ValueShare& share, const Rows& rows) {
+  load_values(share, rows.from, rows.stride, rows.count);
+}
+
+// The factor of the block's own largest magnitude, left behind for the main kernel.
+template <typename Share>
+__device__ __forceinline__ float scale_of(const Share& share, float* scale, float* warps,
+                                          int rows) {
+  const float found = scale_for(largest_of_block(largest(share.x) * share.kUnit, warps));
+  if (threadIdx.x == 0 && rows > 0) *scale = found;
+  return found;
+}
+
+// Where the factor of a part is.
+__device__ __forceinline__ i64 scale_at(const Part& part, int seq) {
+  return i64(part.head) * blocks_of(seq) + part.block;
+}
+// clang-format off
+extern "C" __global__ void __launch_bounds__(kQuantisers, kQuantisingBlocks)
+v3_fwd_sm90a_e4m3_d128_causal_frombf16_incoherent_4a8d96bc_quantise(
+    const __grid_constant__ TensorMap q8_map, const __grid_constant__ TensorMap k8_map,
+    const __grid_constant__ TensorMap vt_map, const __grid_constant__ TensorMap o_map,
+    const Input* __restrict__ q, const Input* __restrict__ k, const Input* __restrict__ v,
+    Element* __restrict__ q8, Element* __restrict__ k8, Element* __restrict__ vt,
+    float* __restrict__ q_scale, float* __restrict__ k_scale, float* __restrict__ v_scale,
+    float* __restrict__ lse, const int batch, const int heads, const int kv_heads, const int seq_q,
+    const int seq_kv, const int heads_together, const Strides q_strides, const Strides k_strides,
+    const Strides v_strides, const float scale_log2) {
+  // clang-format on
+  extern __shared__ __align__(1024) unsigned char smem_raw[];
+  float* warps = reinterpret_cast<float*>(smem_raw + kDV * kBlockRows);
+  const Part part = part_of(blockIdx.x, batch * heads, batch * kv_heads, seq_q, seq_kv);
+  const i64 first = i64(part.block) * kBlockRows;
+  const bool of_q = part.tensor == 0;
+  if (part.tensor < 2) {
+    const Rows rows = of_q ? rows_of(part, q, q_strides, heads, seq_q)
+                           : rows_of(part, k, k_strides, kv_heads, seq_kv);
+    const int seq = of_q ? seq_q : seq_kv;
+    float* scale = (of_q ? q_scale : k_scale) + scale_at(part, seq);
+    RowShare<kHeadDim> share;
+    load(share, rows);
+    const float inverse = 1.f / scale_of(share, scale, warps, rows.count) * share.kUnit;
+    Element* to = (of_q ? q8 : k8) + (i64(part.head) * seq + first) * kHeadDim;
+    store_rows(share, to, rows.count, inverse);
+  } else {
+    const Rows rows = rows_of(part, v, v_strides, kv_heads, seq_kv);
+    ValueShare share;
+    load(share, rows);
+    float* scale = v_scale + scale_at(part, seq_kv);
+    const float inverse = 1.f / scale_of(share, scale, warps, rows.count) * share.kUnit;
+    const i64 slab = i64(part.head) * blocks_of(max(seq_kv, 1)) + part.block;
+    store_values(share, smem_raw, vt + slab * (kDV + 1) * kBlockRows, inverse);
+  }
+}
+
+// ---- Kernel -------------------------------------------------------------------------------------
+// clang-format off
+extern "C" __global__ void __launch_bounds__(kThreads, 1)
+v3_fwd_sm90a_e4m3_d128_causal_frombf16_incoherent_4a8d96bc(
+    const __grid_constant__ TensorMap q8_map, const __grid_constant__ TensorMap k8_map,
+    const __grid_constant__ TensorMap vt_map, const __grid_constant__ TensorMap o_map,
+    const Input* __restrict__ q, const Input* __restrict__ k, const Input* __restrict__ v,
+    Element* __restrict__ q8, Element* __restrict__ k8, Element* __restrict__ vt,
+    float* __restrict__ q_scale, float* __restrict__ k_scale, float* __restrict__ v_scale,
+    float* __restrict__ lse, const int batch, const int heads, const int kv_heads, const int seq_q,
+    const int seq_kv, const int heads_together, const Strides q_strides, const Strides k_strides,
+    const Strides v_strides, const float scale_log2) {
+  // clang-format on
+  extern __shared__ __align__(1024) unsigned char smem_raw[];
+  Shared& shared = *reinterpret_cast<Shared*>(smem_raw);
+  const int warpgroup = uniform(threadIdx.x / 128);
+  if (threadIdx.x == 0) init_barriers(shared);
+  __syncthreads();
+  const auto span_of = [&](const Work& work) {  // by which its mask is aligned
+    return Span{seq_q, seq_kv};
+  };
+  const auto queries_of = [&](const Work& work) {  // where TMA finds them
+    return Place{0, work.batch};
+  };
+
+  if (warpgroup == kConsumers) {  // ---- Producer ----
+    ptx::setmaxnreg_dec<kLoaderRegisters>();
+    if (threadIdx.x % 128 != 0) return;
+    const int tiles_kv = (seq_kv + kBlockKV - 1) / kBlockKV;
+    Loader loader = {shared, &k8_map, &vt_map, kv_heads, k_scale, v_scale, tiles_kv};
+    const Grid grid = {batch, heads, seq_q, heads_together};
+    for (int round = 0;; ++round) {
+      const Turn at = turn<kQStages>(round);
+      Work work = work_at(round, grid);
+      // Those of K and V come with their tiles.
+      const int q_blocks = (seq_q + kScaleBlock - 1) / kScaleBlock;
+      const float* q_scales = q_scale + (i64(work.batch) * heads + work.head) * q_blocks;
+#pragma unroll
+      for (int i = 0; i < kConsumers && work.first_query >= 0; ++i) {
+        const int block = min((work.first_query + 64 * i) / kScaleBlock, q_blocks - 1);
+        work.score_factor[i] = normal_factor(scale_log2 * q_scales[block]);
+      }
+      wait(&shared.empty_q[at.slot], at.parity ^ 1);
+      shared.works[round % kWorks] = work;
+      if (work.first_query < 0) {
+        ptx::mbarrier_arrive(&shared.full_q[at.slot]);
+        break;
+      }
+      const Place queries = queries_of(work);
+      const Place keys = queries;
+      ptx::mbarrier_arrive_expect_tx(&shared.full_q[at.slot], sizeof(shared.q[0]));
+#pragma unroll
+      for (int i = 0; i < kConsumers; ++i) {
+        const int query = queries.row + work.first_query + 64 * i;
+        load_slabs(shared.q[at.slot][i], &q8_map, &shared.full_q[at.slot], query, work.head,
+                   queries.batch);
+      }
+      note(kLoadQ, loader.count_k);
+      const int kv_head = work.head / (heads / kv_heads);
+      const Tiles tiles = key_tiles(work.first_query, span_of(work));
+      for (int tile = tiles.end - 1; tile >= tiles.begin; --tile) {
+        loader.load_k(tile, kv_head, keys);
+        loader.load_v(tile, kv_head, keys);
+      }
+    }
+    return;
+  }
+
+  // ---- Consumer ----
+  ptx::setmaxnreg_inc<kRegisters>();
+  Scores s;
+  Weights p;
+  Accumulator o;
+  float key_factor = 1.f;  // the scale of the tile at work
+  RowState row;
+  int round = 0, tile = 0, last_tile = 0;
+  Tiles whole = {0, 0};
+  // The next tile of queries: false if there is none.
+  const auto begin = [&] {
+    const Turn at = turn<kQStages>(round);
+    wait(&shared.full_q[at.slot], at.parity);
+    const Work& work = shared.works[round % kWorks];
+    const int first_query = work.first_query;
+    const Tiles tiles = key_tiles(first_query, span_of(work));
+    ++round;
+    tile = tiles.end - 1, last_tile = tiles.begin;
+    whole = whole_tiles(first_query + 64 * warpgroup, span_of(work));
+    return first_query >= 0;
+  };
+  const auto end = [&] {
+    const Work& work = shared.works[(round - 2) % kWorks];
+    const i64 rows = (i64(work.batch) * heads + work.head) * seq_q + work.first_query;
+    [[maybe_unused]] const float score_factor = work.score_factor[warpgroup];
+    end_rows(row, lse + rows, score_factor, span_of(work).seq_q - work.first_query);
+  };
+  const auto store = [&] {
+    const Work& work = shared.works[(round - 2) % kWorks];
+    store_output(shared, o, &o_map, work, queries_of(work), span_of(work).seq_q);
+  };
+  const auto start = [&](int n) {  // the scores of the n-th tile of keys
+    const Turn at = turn<kStages>(n);
+    note(kAsked, n);
+    wait(&shared.full_k[at.slot], at.parity);
+    key_factor = normal_factor(shared.key_factors[at.slot]);
+    note(kBegan, n);
+    start_scores(s, descriptor_of(shared.q[(round - 1) % kQStages][warpgroup]),
+                 descriptor_of(shared.k[at.slot]));
+  };
+  const auto factor_of_scores = [&] { return shared.works[(round - 1) % kWorks].score_factor[warpgroup]; };
+  // From products to what softmax sees, for the keys from the tile's `column`-th on.
+  const auto finish = [&](auto& s, int column) {
+    if (is_among(tile, whole)) return;
+    [[maybe_unused]] const float score_factor = factor_of_scores();
+    const Work& work = shared.works[(round - 1) % kWorks];
+    const Span span = span_of(work);
+    const int warp_query = work.first_query + ptx::thread_index() / 32 * kWarpRows;
+    const int key = tile * kBlockKV + column;
+    mask_scores(s, warp_query, key, span);
+  };
+  // The first lane tells that the warp needs tiles no more.
+  const auto tells = [] {
+    // Its number is asked again and again, lest it be kept: these consumers have no register to spare.
+    __syncwarp();  // all lanes have read the scale factor
+    return ptx::thread_index() % 32 == 0;
+  };
+  // The n-th tile of keys.
+  const auto add_tile = [&](int n) {
+    start(n);
+    [[maybe_unused]] const float score_factor = factor_of_scores();
+    finish_products<0>(s);
+    note(kScored, n);
+    finish(s, 0);
+    float sum[2];
+    weigh(p, sum, s, o, row, score_factor, is_looked_at(whole.end - tile), key_factor);
+    note(kWeighed, n);
+    const Turn at = turn<kStages>(n);
+    wait(&shared.full_v[at.slot], at.parity);
+    const auto& values = shared.v[at.slot];
+    const auto few_scores_of = [&](FewScores& few, int step) {
+      const auto& q_rows = shared.q[(round - 1) % kQStages][warpgroup];
+      few_scores(few, q_rows, shared.k[at.slot], 32 * step);
+      multiply(few, key_factor);
+      finish(few, 32 * step);
+    };
+    add_values(o, p, descriptor_of(values), shared.value_factors[at.slot], [&](auto&... t) {
+      if (__any_sync(~0u, fmaxf(sum[0], sum[1]) > kLargestWeight)) {  // no weight exceeds its sum
+        const bool moves[2] = {has_largest(p, 0), has_largest(p, 1)};
+        if (__any_sync(~0u, moves[0] || moves[1])) {
+          lower(p, o, row, sum, moves, score_factor, few_scores_of);
+          (few_values(t, p, moves, values), ...);
+        }
+      }
+      row.sum[0] += sum[0];
+      row.sum[1] += sum[1];
+    });
+    if (tells()) {
+      ptx::mbarrier_arrive(&shared.empty_k[at.slot]);
+      ptx::mbarrier_arrive(&shared.empty_v[at.slot]);
+      if (tile == last_tile) ptx::mbarrier_arrive(&shared.empty_q[(round - 1) % kQStages]);
+    }
+    note(kSummed, n);
+  };
+  reset(row);
+  zero(o);
+  // These show the compiler that a warp stays together.
+  const auto begin_together = [&] {
+    const bool works = __all_sync(~0u, begin());
+    tile = uniform(tile);
+    return works;
+  };
+  int n = 0;
+  for (bool more = begin_together(); more;) {
+    for (bool ends = false; !ends; ++n) {
+      add_tile(n);
+      ends = __all_sync(~0u, tile == last_tile);
+      --tile;
+    }
+    more = begin_together();
+    end();
+    store();
+    note(kStored, n - 1);
+    reset(row);
+    zero(o);
+  }
+  if (ptx::thread_index() % 128 == 0) ptx::cp_async_bulk_wait_group_read<0>();
+}
+
+#ifdef FASIM_MAIN
+// One launch on pseudo-random inputs, timed: enough to profile this file by itself.
+// usage: a.out [batch [heads [kv_heads [seq_q [seq_kv]]]]]
+#include <cuda.h>
+#include <cuda_runtime.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+
+__global__ void fill(Input* x, i64 n, u32 seed) {
+  const i64 i = blockIdx.x * i64(blockDim.x) + threadIdx.x;
+  const u32 hash = (u32(i) * 2654435761u ^ seed) * 2246822519u;
+  const float value = float(hash >> 8) / (1 << 23) - 1.f;
+  if (i < n) x[i] = u16(ptx::cvt_bf16x2(value, value));
+}
+
+template <typename T>
+T* device_array(i64 n) {
+  T* array = nullptr;
+  cudaMalloc(&array, n * sizeof(T) + 16);
+  cudaMemset(array, 0, n * sizeof(T) + 16);
+  return array;
+}
+
+Input* input(i64 n, u32 seed) {
+  Input* array = device_array<Input>(n);
+  fill<<<(n + 255) / 256, 256>>>(array, n, seed);
+  return array;
+}
+
+Strides contiguous(i64 heads, i64 seq, i64 head_dim) {
+  return {heads * seq * head_dim, seq * head_dim, head_dim};
+}
+
+// The driver's encoder, found through the runtime: nothing needs to be linked.
+template <typename T>
+TensorMap encoded(T* array, i64 batch, i64 heads, i64 seq, i64 width, int rows) {
+  static decltype(&cuTensorMapEncodeTiled) encode = nullptr;
+  cudaDriverEntryPointQueryResult found;
+  if (!encode) {
+    cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", reinterpret_cast<void**>(&encode),
+                                     12000, cudaEnableDefault, &found);
+  }
+  const cuuint64_t ends = batch;
+  const cuuint64_t row = width * sizeof(T), strides[] = {row, row * seq, row * seq * heads};
+  const cuuint64_t sizes[] = {cuuint64_t(width), cuuint64_t(seq), cuuint64_t(heads), ends};
+  const cuuint32_t box[] = {kSlabBytes / sizeof(T), cuuint32_t(rows), 1, 1}, ones[] = {1, 1, 1, 1};
+  auto type = CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
+  if (sizeof(T) == 1) type = CU_TENSOR_MAP_DATA_TYPE_UINT8;
+  CUtensorMap map;
+  if (encode(&map, type, 4, array, sizes, strides, box, ones, CU_TENSOR_MAP_INTERLEAVE_NONE,
+             CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+             CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE)) {
+    std::printf("rows of %lld elements are not multiples of 16 bytes\n", width);
+    std::exit(1);
+  }
+  TensorMap result;
+  std::memcpy(&result, &map, sizeof(result));
+  return result;
+}
+
+int greatest_common_divisor(int a, int b) { return b ? greatest_common_divisor(b, a % b) : a; }
+
+int main(int argc, char** argv) {
+  const auto size = [&](int i, int otherwise) { return argc > i ? std::atoi(argv[i]) : otherwise; };
+  const int batch = size(1, 1), heads = size(2, 16), kv_heads = size(3, heads);
+  const int seq_q = size(4, 4096), seq_kv = size(5, seq_q);
+  const i64 rows = i64(batch) * heads * seq_q, keys = i64(batch) * kv_heads * seq_kv;
+
+  const float scale_log2 = 1.442695041f / sqrtf(kHeadDim);
+
+  Output* o = device_array<Output>(rows * kHeadDimV);
+  float* lse = device_array<float>(rows);
+  const Input* q = input(rows * kHeadDim, 1);
+  const Input* k = input(keys * kHeadDim, 2);
+  const Strides q_strides = contiguous(heads, seq_q, kHeadDim);
+  const Strides k_strides = contiguous(kv_heads, seq_kv, kHeadDim);
+  Element* q8 = device_array<Element>(rows * kHeadDim);
+  Element* k8 = device_array<Element>(keys * kHeadDim);
+  const int q_parts = batch * heads * blocks_of(seq_q);
+  const int k_parts = batch * kv_heads * blocks_of(seq_kv);
+  const int v_parts = batch * kv_heads * blocks_of(seq_kv > 0 ? seq_kv : 1);
+  const int parts = q_parts + k_parts + v_parts;
+  float* q_scale = device_array<float>(q_parts);
+  float* k_scale = device_array<float>(k_parts);
+  float* v_scale = device_array<float>(v_parts);
+  const TensorMap q8_map = encoded(q8, batch, heads, seq_q, kHeadDim, 64);
+  const TensorMap k8_map = encoded(k8, batch, kv_heads, seq_kv, kHeadDim, kBlockKV);
+  const Input* v = input(keys * kHeadDimV, 3);
+  const Strides v_strides = contiguous(kv_heads, seq_kv, kHeadDimV);
+  const int slabs = (seq_kv + kSlabColumns - 1) / kSlabColumns;
+  const int all_slabs = batch * kv_heads * slabs;
+  Element* vt = device_array<Element>(i64(all_slabs) * (kDV + 1) * kSlabColumns);
+  const TensorMap vt_map = encoded(vt, batch * kv_heads, slabs, kDV + 1, kSlabColumns, kBoxRowsV);
+  const TensorMap o_map = encoded(o, batch, heads, seq_q, kHeadDimV, 64);
+  int blocks = 132;
+  cudaDeviceGetAttribute(&blocks, cudaDevAttrMultiProcessorCount, 0);
+  const int q_blocks = (seq_q + kBlockQ - 1) / kBlockQ, tiles = batch * heads * q_blocks;
+  const int grid = blocks < tiles ? blocks : tiles;
+  const int rounds = 2 * blocks / greatest_common_divisor(2 * blocks, q_blocks);
+  const int heads_together = rounds < batch * heads ? rounds : batch * heads;
+  const auto kernel = v3_fwd_sm90a_e4m3_d128_causal_frombf16_incoherent_4a8d96bc;
+  const auto quantise = v3_fwd_sm90a_e4m3_d128_causal_frombf16_incoherent_4a8d96bc_quantise;
+  cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSmemBytes);
+  cudaEvent_t start, stop;
+  cudaEventCreate(&start);
+  cudaEventCreate(&stop);
+  float ms = 0;
+  for (int run = 0; run < 2; ++run) {  // the second one counts
+    cudaEventRecord(start);
+    quantise<<<parts, kQuantisers, kQuantiserBytes>>>(
+        q8_map, k8_map, vt_map, o_map, q, k, v, q8, k8, vt, q_scale, k_scale, v_scale, lse, batch,
+        heads, kv_heads, seq_q, seq_kv, heads_together, q_strides, k_strides, v_strides,
+        scale_log2);
+    kernel<<<grid, kThreads, kSmemBytes>>>(q8_map, k8_map, vt_map, o_map, q, k, v, q8, k8, vt,
+                                           q_scale, k_scale, v_scale, lse, batch, heads, kv_heads,
+                                           seq_q, seq_kv, heads_together, q_strides, k_strides,
+                                           v_strides, scale_log2);
+    cudaEventRecord(stop);
+    cudaEventSynchronize(stop);
+    cudaEventElapsedTime(&ms, start, stop);
+  }
+  std::printf("%s, %.3f ms\n", cudaGetErrorString(cudaGetLastError()), ms);
+}
+#endif
