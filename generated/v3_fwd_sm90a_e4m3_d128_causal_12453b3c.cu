@@ -43,14 +43,14 @@
 //   0c938b81  device/key_order.cuh
 //   40c1a5c4  device/load_v3.cuh
 //   6718b7d2  device/mask.cuh
-//   c6d430f8  device/matmul_wgmma.cuh
+//   d2eac8fc  device/matmul_wgmma.cuh
 //   06eb1102  device/matrix_descriptor.cuh
 //   772adaad  device/mbarrier.cuh
 //   cae23572  device/rescore_e4m3.cuh
 //   56ce5a2e  device/rows.cuh
 //   8060ae93  device/schedule.cuh
 //   b274dbf8  device/score_factor.cuh
-//   b1e75e8c  device/shared_v3.cuh
+//   5b797d83  device/shared_v3.cuh
 //   1ad9cd93  device/softmax_lazy_e4m3.cuh
 //   17509448  device/span.cuh
 //   18b4c16b  device/store_tma.cuh
@@ -60,8 +60,8 @@
 //   689d4211  device/turn.cuh
 //   c2706fe3  device/types.cuh
 //   8c999b4d  device/weights_e4m3.cuh
-//   858a1c29  kernels/v3_fwd.cu
-//   823d8122  parts/constants_v3.cuh
+//   83bfd96d  kernels/v3_fwd.cu
+//   eb3b1bf4  parts/constants_v3.cuh
 //   5a818b86  parts/main_arrays.cuh
 //   25b3c27d  parts/main_options.cuh
 //   fb1f2088  parts/main_v3.cu
@@ -105,7 +105,7 @@
 // "fwd", "scale": 0.08838834764831843, "scales": "head", "seq": 8192, "seq_kv": 8192, "softcap":
 // 0.0, "varlen": false, "window": [-1, -1]}, "schema": "fasim.plan/1", "slots": 132, "smem_bytes":
 // 166912}
-// ---- the rest of the file has sha256 7364fd18302ab856491b89b257a18a0aa9fb8f1de00417fff05c8cf0b4f9fff4
+// ---- the rest of the file has sha256 f528985bd823a482d36791093ce3a270fb8790bf923fb976436e2aa5e0a358d5
 // FlashAttention-3, forward (Shah et al. 2024, algorithms 1 and 2).
 //
 // A block stays on its SM and works on one tile of queries after the other. One warpgroup, the producer,
@@ -1629,7 +1629,10 @@ v3_fwd_sm90a_e4m3_d128_causal_12453b3c(
     start_scores(s, descriptor_of(shared.q[(round - 1) % kQStages][warpgroup]),
                  descriptor_of(shared.k[at.slot]));
   };
-  const auto factor_of_scores = [&] { return shared.works[(round - 1) % kWorks].score_factor; };
+  const auto factor_of_scores = [&] {
+    const Work& work = shared.works[(round - 1) % kWorks];
+    return work.score_factor;
+  };
   // From products to what softmax sees, for the keys from the tile's `column`-th on.
   const auto finish = [&](auto& s, int column) {
     if (is_among(tile, whole)) return;
@@ -1663,7 +1666,7 @@ v3_fwd_sm90a_e4m3_d128_causal_12453b3c(
       few_scores(few, q_rows, shared.k[at.slot], 32 * step);
       finish(few, 32 * step);
     };
-    add_values(o, p, descriptor_of(values), [&](auto&... t) {
+    const auto check = [&](auto&... t) {
       if (__any_sync(~0u, fmaxf(sum[0], sum[1]) > kLargestWeight)) {  // no weight exceeds its sum
         const bool moves[2] = {has_largest(p, 0), has_largest(p, 1)};
         if (__any_sync(~0u, moves[0] || moves[1])) {
@@ -1673,7 +1676,8 @@ v3_fwd_sm90a_e4m3_d128_causal_12453b3c(
       }
       row.sum[0] += sum[0];
       row.sum[1] += sum[1];
-    });
+    };
+    add_values(o, p, descriptor_of(values), check);
     if (tells()) {
       ptx::mbarrier_arrive(&shared.empty_k[at.slot]);
       ptx::mbarrier_arrive(&shared.empty_v[at.slot]);

@@ -60,7 +60,7 @@ __device__ __forceinline__ void finish_products(float (&result)[1][kTiles][4]) {
   ptx::wgmma_fence_registers(flat(result));
 }
 //% if kernel.scaled
-//% set parameter = ", float factor" if kernel.scales == "block" else ""
+//% set parameter = "float factor" if kernel.scales == "block" else ""
 //% set argument = ", factor" if kernel.scales == "block" else ""
 
 // t = P V, for columns from kColumn on: P in registers, V with the keys contiguous. These products keep few
@@ -80,7 +80,7 @@ __device__ __forceinline__ void multiply_columns(float (&t)[1][kColumns / 8][4],
 }
 
 template <int kColumn, int kColumns>
-__device__ __forceinline__ void add_columns(Accumulator& o, const float (&t)[1][kColumns / 8][4]$(parameter)) {
+__device__ __forceinline__ void add_columns(Accumulator& o, const float (&t)[1][kColumns / 8][4]$(",\n" ~ " " * 44 ~ parameter if parameter)) {
 #pragma unroll
   for (int i = 0; i < kColumns / 2; ++i) {
     float& sum = o[0][kColumn / 8 + i / 4][i % 4];
@@ -96,7 +96,7 @@ __device__ __forceinline__ void add_columns(Accumulator& o, const float (&t)[1][
 // o += P V. `check` may change P and what is summed in o. It is asked before the products start; where one
 // round of them is all, once they are done, with their sums: then they started as soon as P was there.
 template <int kColumn = 0, typename Check>
-__device__ __forceinline__ void add_values(Accumulator& o, Weights& p, u64 v$(parameter), const Check& check) {
+__device__ __forceinline__ void add_values(Accumulator& o, Weights& p, u64 v, const Check& check$(",\n" ~ " " * 43 ~ parameter if parameter)) {
   constexpr int kLeft = kRowsV - kColumn, kRest = kLeft % kColumnsAtOnce;
   constexpr int kColumns = kRest > 0 ? kRest : kColumnsAtOnce;
   constexpr bool kFirst = kColumn == 0, kLast = kLeft == kColumns;
@@ -106,6 +106,6 @@ __device__ __forceinline__ void add_values(Accumulator& o, Weights& p, u64 v$(pa
   finish_products<0>(t);
   if constexpr (kFirst && kLast) check(t);
   add_columns<kColumn, kColumns>(o, t$(argument));
-  if constexpr (!kLast) add_values<kColumn + kColumns>(o, p, v$(argument), check);
+  if constexpr (!kLast) add_values<kColumn + kColumns>(o, p, v, check$(argument));
 }
 //% endif

@@ -304,7 +304,10 @@ $(parameters(kernel))) {
                  descriptor_of(shared.k[at.slot]));
   };
 //% if kernel.scaled
-  const auto factor_of_scores = [&] { return shared.works[(round - 1) % kWorks].score_factor$("[warpgroup]" if kernel.scales == "block"); };
+  const auto factor_of_scores = [&] {
+    const Work& work = shared.works[(round - 1) % kWorks];
+    return work.score_factor$("[warpgroup]" if kernel.scales == "block");
+  };
 //% endif
   // From products to what softmax sees, for the keys from the tile's `column`-th on.
   const auto finish = [&](auto& s, int column) {
@@ -362,7 +365,7 @@ $(parameters(kernel))) {
 //% endif
       finish(few, 32 * step);
     };
-    add_values(o, p, descriptor_of(values)$(", shared.value_factors[at.slot]" if kernel.scales == "block"), [&](auto&... t) {
+    const auto check = [&](auto&... t) {
       if (__any_sync(~0u, fmaxf(sum[0], sum[1]) > kLargestWeight)) {  // no weight exceeds its sum
         const bool moves[2] = {has_largest(p, 0), has_largest(p, 1)};
         if (__any_sync(~0u, moves[0] || moves[1])) {
@@ -372,7 +375,8 @@ $(parameters(kernel))) {
       }
       row.sum[0] += sum[0];
       row.sum[1] += sum[1];
-    });
+    };
+    add_values(o, p, descriptor_of(values), check$(", shared.value_factors[at.slot]" if kernel.scales == "block"));
     if (tells()) {
       ptx::mbarrier_arrive(&shared.empty_k[at.slot]);
       ptx::mbarrier_arrive(&shared.empty_v[at.slot]);

@@ -56,7 +56,7 @@ static_assert(kSlabsO % kOutputParts == 0, "whole slabs of O");
 //% if kernel.scaled
 static_assert(kSlabsV * kSlabColumns == kBlockKV, "whole slabs of keys");
 //% if kernel.scales == "block"
-static_assert(kBlockKV == kScaleBlock && kScaleBlock % 64 == 0, "a tile of keys, a consumer's rows: one factor each");
+static_assert(kBlockKV == kScaleBlock && kScaleBlock % 64 == 0, "rows of a factor are not parted");
 //% endif
 //% endif
 static_assert(128 * (kConsumers * kRegisters + kLoaderRegisters) <= 65536, "one block fits an SM");

@@ -29,6 +29,7 @@ KERNELS: dict[str, tuple[Tile, dict[str, Any]]] = {
     "two rounds": (TWO, {"head_dim": 80, "head_dim_v": 144}),  # of unequal width, and before it
     "causal": (TWO, {"head_dim": 80, "causal": True}),
     "blocks": (THREE, {"head_dim": 80, "scales": "block"}),
+    "blocks, softcap": (TWO, {"head_dim": 80, "scales": "block", "softcap": 30.0}),
 }
 # A part of a tile, which is walked first, and three whole ones, of which the last is not looked at.
 CASE = replace(PLAIN, seq_kv=400, values="normal")
@@ -279,8 +280,8 @@ RELEASED = (
 BLOCKS = (
     Bug(
         "Q's scale factor is that of the first consumer",
-        "shared.works[(round - 1) % kWorks].score_factor[warpgroup];",
-        "shared.works[(round - 1) % kWorks].score_factor[0];",
+        "return work.score_factor[warpgroup];",
+        "return work.score_factor[0];",
         kernel="blocks",
     ),
     Bug(
@@ -291,10 +292,35 @@ BLOCKS = (
         case=replace(CASE, seq=300),
     ),
     Bug(
-        "K's blocks have no scale factor",
-        "    multiply(s, key_factor);\n",
+        "K's factor is in the exponents twice",  # left out, all rows outgrow it and are done again
+        "float factor = scale_log2 * unit;",
+        "float factor = scale_log2 * unit * unit;",
+        kernel="blocks",
+    ),
+    Bug(
+        "scores that are looked at have no factor of K's",
+        "    multiply(s, unit);\n",
         "",
         kernel="blocks",
+    ),
+    Bug(
+        "scores that were looked at have K's factor twice",
+        "    factor = scale_log2;\n",
+        "",
+        kernel="blocks",
+    ),
+    Bug(
+        "scores computed again have no factor of K's",
+        "      multiply(few, key_factor);\n",
+        "",
+        kernel="blocks",
+        case=SPIKES,
+    ),
+    Bug(
+        "K's blocks have no scale factor beside a softcap",
+        "    multiply(s, key_factor);\n",
+        "",
+        kernel="blocks, softcap",
     ),
     Bug(
         "V's blocks have no scale factor",
