@@ -95,7 +95,8 @@ SLAB_BYTES, HOPPER_SMEM = 128, 232448
 # block that transposes.
 ONES, TRANSPOSERS = 1, 128
 TMA_BOX_ROWS = 256  # at most
-MOST_COLUMNS = {8: 136, 12: 128}  # of P V that V3 multiplies at once, by the computing warps
+# Of P V that V3 multiplies at once, by the computing warps; beside 104 some of 160 registers spill.
+MOST_COLUMNS = {8: 136, 12: 96}
 PADDERS, PADDED_BYTES = 128, 16  # threads of a block that pads rows, and the bytes of each
 # V3 from 16 bits: threads of a block that quantises SCALE_BLOCK rows of up to so many columns, and
 # bytes in which its warps leave their largest numbers.

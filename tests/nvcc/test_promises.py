@@ -162,6 +162,8 @@ V3_E4M3: tuple[dict[str, Any], ...] = (
     {"head_dim": 64, "softcap": 50.0, "bias": "alibi", "scales": "block"},
     {"head_dim": 80, "causal": True, "out_dtype": "fp16"},
     {"head_dim": 16, "head_dim_v": 48},
+    {"head_dim": 256, "causal": True},
+    {"head_dim": 64, "head_dim_v": 256, "scales": "block"},
     {"in_dtype": "bf16", "scales": "block"},
     {"in_dtype": "fp16", "scales": "head", "incoherent": True},
     {"in_dtype": "bf16", "scales": "block", "head_dim": 80, "head_dim_v": 112},
