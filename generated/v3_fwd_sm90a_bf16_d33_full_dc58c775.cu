@@ -63,7 +63,7 @@
 //   3167b13b  device/timeline.cuh
 //   689d4211  device/turn.cuh
 //   c2706fe3  device/types.cuh
-//   fa8efcb1  kernels/v3_fwd.cu
+//   700faca9  kernels/v3_fwd.cu
 //   823d8122  parts/constants_v3.cuh
 //   5a818b86  parts/main_arrays.cuh
 //   25b3c27d  parts/main_options.cuh

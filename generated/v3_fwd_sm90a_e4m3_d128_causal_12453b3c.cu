@@ -51,7 +51,7 @@
 //   8060ae93  device/schedule.cuh
 //   b274dbf8  device/score_factor.cuh
 //   b1e75e8c  device/shared_v3.cuh
-//   be14232e  device/softmax_lazy_e4m3.cuh
+//   e77caf7b  device/softmax_lazy_e4m3.cuh
 //   17509448  device/span.cuh
 //   18b4c16b  device/store_tma.cuh
 //   567f0171  device/tensor_map.cuh
@@ -60,7 +60,7 @@
 //   689d4211  device/turn.cuh
 //   c2706fe3  device/types.cuh
 //   8c999b4d  device/weights_e4m3.cuh
-//   fa8efcb1  kernels/v3_fwd.cu
+//   700faca9  kernels/v3_fwd.cu
 //   823d8122  parts/constants_v3.cuh
 //   5a818b86  parts/main_arrays.cuh
 //   25b3c27d  parts/main_options.cuh
@@ -105,7 +105,7 @@
 // "fwd", "scale": 0.08838834764831843, "scales": "head", "seq": 8192, "seq_kv": 8192, "softcap":
 // 0.0, "varlen": false, "window": [-1, -1]}, "schema": "fasim.plan/1", "slots": 132, "smem_bytes":
 // 166912}
-// ---- the rest of the file has sha256 13bdf28bd0e444941346854f4fdaf2ff57d3587d945dedf50b46904c52d5d651
+// ---- the rest of the file has sha256 0ee3c94c8772a87739f755c9c9b269558cf6b469b3faaeec023084d55462ec17
 // FlashAttention-3, forward (Shah et al. 2024, algorithms 1 and 2).
 //
 // A block stays on its SM and works on one tile of queries after the other. One warpgroup, the producer,
@@ -1382,6 +1382,7 @@ __device__ __forceinline__ void lower(Weights& p, Accumulator& o, RowState& row,
 // all its scores so far; and gives a lane's sums of them, before they were rounded.
 __device__ __forceinline__ void weigh(Weights& p, float (&sum)[2], Scores& s, Accumulator& o,
                                       RowState& row, float scale_log2, bool looks) {
+  const float factor = scale_log2;
   float shift[2];
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
@@ -1392,7 +1393,7 @@ __device__ __forceinline__ void weigh(Weights& p, float (&sum)[2], Scores& s, Ac
 #pragma unroll
   for (int step = 0; step < kBlockKV / 32; ++step) {
     const auto& few = reinterpret_cast<const float (&)[4][4]>(s[0][4 * step]);
-    weigh_step(p[0][step], sum, few, shift, scale_log2);
+    weigh_step(p[0][step], sum, few, shift, factor);
   }
 }
 
@@ -1657,19 +1658,22 @@ v3_fwd_sm90a_e4m3_d128_causal_12453b3c(
     const Turn at = turn<kStages>(n);
     wait(&shared.full_v[at.slot], at.parity);
     const auto& values = shared.v[at.slot];
+    const auto few_scores_of = [&](FewScores& few, int step) {
+      const auto& q_rows = shared.q[(round - 1) % kQStages][warpgroup];
+      few_scores(few, q_rows, shared.k[at.slot], 32 * step);
+      finish(few, 32 * step);
+    };
     add_values(o, p, descriptor_of(values), [&](auto&... t) {
-      if (!__any_sync(~0u, fmaxf(sum[0], sum[1]) > kLargestWeight)) return;  // no weight exceeds its sum
-      const bool moves[2] = {has_largest(p, 0), has_largest(p, 1)};
-      if (!__any_sync(~0u, moves[0] || moves[1])) return;
-      lower(p, o, row, sum, moves, score_factor, [&](FewScores& few, int step) {
-        const auto& q_rows = shared.q[(round - 1) % kQStages][warpgroup];
-        few_scores(few, q_rows, shared.k[at.slot], 32 * step);
-        finish(few, 32 * step);
-      });
-      (few_values(t, p, moves, values), ...);
+      if (__any_sync(~0u, fmaxf(sum[0], sum[1]) > kLargestWeight)) {  // no weight exceeds its sum
+        const bool moves[2] = {has_largest(p, 0), has_largest(p, 1)};
+        if (__any_sync(~0u, moves[0] || moves[1])) {
+          lower(p, o, row, sum, moves, score_factor, few_scores_of);
+          (few_values(t, p, moves, values), ...);
+        }
+      }
+      row.sum[0] += sum[0];
+      row.sum[1] += sum[1];
     });
-    row.sum[0] += sum[0];
-    row.sum[1] += sum[1];
     if (tells()) {
       ptx::mbarrier_arrive(&shared.empty_k[at.slot]);
       ptx::mbarrier_arrive(&shared.empty_v[at.slot]);
@@ -1685,16 +1689,17 @@ v3_fwd_sm90a_e4m3_d128_causal_12453b3c(
     tile = uniform(tile);
     return works;
   };
-  bool works = begin_together();
-  for (int n = 0; works; ++n) {
-    add_tile(n);
-    const bool ends = __all_sync(~0u, tile == last_tile);
-    --tile;
-    if (!ends) continue;
-    works = begin_together();
+  int n = 0;
+  for (bool more = begin_together(); more;) {
+    for (bool ends = false; !ends; ++n) {
+      add_tile(n);
+      ends = __all_sync(~0u, tile == last_tile);
+      --tile;
+    }
+    more = begin_together();
     end();
     store();
-    note(kStored, n);
+    note(kStored, n - 1);
     reset(row);
     zero(o);
   }

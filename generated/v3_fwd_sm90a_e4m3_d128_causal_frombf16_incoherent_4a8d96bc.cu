@@ -58,7 +58,7 @@
 //   8060ae93  device/schedule.cuh
 //   b274dbf8  device/score_factor.cuh
 //   b1e75e8c  device/shared_v3.cuh
-//   be14232e  device/softmax_lazy_e4m3.cuh
+//   e77caf7b  device/softmax_lazy_e4m3.cuh
 //   17509448  device/span.cuh
 //   18b4c16b  device/store_tma.cuh
 //   567f0171  device/tensor_map.cuh
@@ -66,7 +66,7 @@
 //   689d4211  device/turn.cuh
 //   c2706fe3  device/types.cuh
 //   8c999b4d  device/weights_e4m3.cuh
-//   fa8efcb1  kernels/v3_fwd.cu
+//   700faca9  kernels/v3_fwd.cu
 //   823d8122  parts/constants_v3.cuh
 //   5a818b86  parts/main_arrays.cuh
 //   25b3c27d  parts/main_options.cuh
@@ -111,7 +111,7 @@
 // "incoherent": true, "kv_heads": 8, "out_dtype": "bf16", "pass": "fwd", "scale":
 // 0.08838834764831843, "scales": "block", "seq": 8192, "seq_kv": 8192, "softcap": 0.0, "varlen":
 // false, "window": [-1, -1]}, "schema": "fasim.plan/1", "slots": 132, "smem_bytes": 166912}
-// ---- the rest of the file has sha256 a8c552eaccb4333fa485106555ffbc6a417a225ce5816277cfd47d24b9be6ad0
+// ---- the rest of the file has sha256 0f90c497e447ef9384c5a9de97542746293e88ad67989f72bb79062d75847431
 // FlashAttention-3, forward (Shah et al. 2024, algorithms 1 and 2).
 //
 // A block stays on its SM and works on one tile of queries after the other. One warpgroup, the producer,
@@ -1407,18 +1407,23 @@ __device__ __forceinline__ void lower(Weights& p, Accumulator& o, RowState& row,
 // Turns scores into weights, exp(scale (s - max)) 2^5 for a recent maximum, or if the row looks that of
 // all its scores so far; and gives a lane's sums of them, before they were rounded.
 __device__ __forceinline__ void weigh(Weights& p, float (&sum)[2], Scores& s, Accumulator& o,
-                                      RowState& row, float scale_log2, bool looks) {
+                                      RowState& row, float scale_log2, bool looks, float unit) {
+  float factor = scale_log2 * unit;  // s is in units of the tile's scale factor
   float shift[2];
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     shift[half] = fmaf(row.max[half], scale_log2, -kWeightExponent);
     sum[half] = 0.f;
   }
-  if (looks || !all_settled(row, scale_log2)) settle(s, o, row, shift, scale_log2, looks);
+  if (looks || !all_settled(row, scale_log2)) {
+    multiply(s, unit);
+    factor = scale_log2;
+    settle(s, o, row, shift, scale_log2, looks);
+  }
 #pragma unroll
   for (int step = 0; step < kBlockKV / 32; ++step) {
     const auto& few = reinterpret_cast<const float (&)[4][4]>(s[0][4 * step]);
-    weigh_step(p[0][step], sum, few, shift, scale_log2);
+    weigh_step(p[0][step], sum, few, shift, factor);
   }
 }
 
@@ -1916,7 +1921,7 @@ v3_fwd_sm90a_e4m3_d128_causal_frombf16_incoherent_4a8d96bc(
     const Turn at = turn<kStages>(n);
     note(kAsked, n);
     wait(&shared.full_k[at.slot], at.parity);
-    key_factor = shared.key_factors[at.slot];
+    key_factor = normal_factor(shared.key_factors[at.slot]);
     note(kBegan, n);
     start_scores(s, descriptor_of(shared.q[(round - 1) % kQStages][warpgroup]),
                  descriptor_of(shared.k[at.slot]));
@@ -1924,7 +1929,6 @@ v3_fwd_sm90a_e4m3_d128_causal_frombf16_incoherent_4a8d96bc(
   const auto factor_of_scores = [&] { return shared.works[(round - 1) % kWorks].score_factor[warpgroup]; };
   // From products to what softmax sees, for the keys from the tile's `column`-th on.
   const auto finish = [&](auto& s, int column) {
-    multiply(s, key_factor);
     if (is_among(tile, whole)) return;
     [[maybe_unused]] const float score_factor = factor_of_scores();
     const Work& work = shared.works[(round - 1) % kWorks];
@@ -1947,24 +1951,28 @@ v3_fwd_sm90a_e4m3_d128_causal_frombf16_incoherent_4a8d96bc(
     note(kScored, n);
     finish(s, 0);
     float sum[2];
-    weigh(p, sum, s, o, row, score_factor, is_looked_at(whole.end - tile));
+    weigh(p, sum, s, o, row, score_factor, is_looked_at(whole.end - tile), key_factor);
     note(kWeighed, n);
     const Turn at = turn<kStages>(n);
     wait(&shared.full_v[at.slot], at.parity);
     const auto& values = shared.v[at.slot];
+    const auto few_scores_of = [&](FewScores& few, int step) {
+      const auto& q_rows = shared.q[(round - 1) % kQStages][warpgroup];
+      few_scores(few, q_rows, shared.k[at.slot], 32 * step);
+      multiply(few, key_factor);
+      finish(few, 32 * step);
+    };
     add_values(o, p, descriptor_of(values), shared.value_factors[at.slot], [&](auto&... t) {
-      if (!__any_sync(~0u, fmaxf(sum[0], sum[1]) > kLargestWeight)) return;  // no weight exceeds its sum
-      const bool moves[2] = {has_largest(p, 0), has_largest(p, 1)};
-      if (!__any_sync(~0u, moves[0] || moves[1])) return;
-      lower(p, o, row, sum, moves, score_factor, [&](FewScores& few, int step) {
-        const auto& q_rows = shared.q[(round - 1) % kQStages][warpgroup];
-        few_scores(few, q_rows, shared.k[at.slot], 32 * step);
-        finish(few, 32 * step);
-      });
-      (few_values(t, p, moves, values), ...);
+      if (__any_sync(~0u, fmaxf(sum[0], sum[1]) > kLargestWeight)) {  // no weight exceeds its sum
+        const bool moves[2] = {has_largest(p, 0), has_largest(p, 1)};
+        if (__any_sync(~0u, moves[0] || moves[1])) {
+          lower(p, o, row, sum, moves, score_factor, few_scores_of);
+          (few_values(t, p, moves, values), ...);
+        }
+      }
+      row.sum[0] += sum[0];
+      row.sum[1] += sum[1];
     });
-    row.sum[0] += sum[0];
-    row.sum[1] += sum[1];
     if (tells()) {
       ptx::mbarrier_arrive(&shared.empty_k[at.slot]);
       ptx::mbarrier_arrive(&shared.empty_v[at.slot]);
@@ -1980,16 +1988,17 @@ v3_fwd_sm90a_e4m3_d128_causal_frombf16_incoherent_4a8d96bc(
     tile = uniform(tile);
     return works;
   };
-  bool works = begin_together();
-  for (int n = 0; works; ++n) {
-    add_tile(n);
-    const bool ends = __all_sync(~0u, tile == last_tile);
-    --tile;
-    if (!ends) continue;
-    works = begin_together();
+  int n = 0;
+  for (bool more = begin_together(); more;) {
+    for (bool ends = false; !ends; ++n) {
+      add_tile(n);
+      ends = __all_sync(~0u, tile == last_tile);
+      --tile;
+    }
+    more = begin_together();
     end();
     store();
-    note(kStored, n);
+    note(kStored, n - 1);
     reset(row);
     zero(o);
   }
