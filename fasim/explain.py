@@ -17,7 +17,9 @@ from fasim.legality import CONSUMER_REGISTERS
 from fasim.model import footprint
 from fasim.model.footprint import (
     BARRIER_BYTES,
+    E4M3_BASE,
     FRAGMENTS,
+    ROUNDED_SUMS,
     V3_BASE,
     WANTED_BASE,
     WANTED_PER_ACCUMULATOR,
@@ -471,14 +473,23 @@ def _v1_taken(case: _Case) -> tuple[str, int]:
 def _v3_fwd_registers(case: _Case) -> Iterator[Part]:
     _, dv, e = case.dims
     keys = case.tile.block_kv
-    yield Part("S, fp32", f"{keys} keys / 2", keys // 2)
+    scaled = case.problem.dtype == "e4m3"
+    yield _scores_or_sums(case) if scaled else Part("S, fp32", f"{keys} keys / 2", keys // 2)
     yield Part("O, fp32", f"{dv} / 2", dv // 2)
+    if scaled:
+        yield Part("sums of rounded weights", "", ROUNDED_SUMS)
     yield Part("P", f"{keys} keys x {e} / 8", keys * e // 8)
-    if sums := footprint.tile_sums(case.problem):
-        yield Part("sums of a tile, and of weights", "", sums)
     options = footprint.v3_option_registers(case.problem, case.tiles).items()
     yield from (Part(name, "", int(kept[0])) for name, kept in options if kept[0])
-    yield Part("the rest", "", V3_BASE)
+    yield Part("the rest", "", E4M3_BASE if scaled else V3_BASE)
+
+
+def _scores_or_sums(case: _Case) -> Part:
+    """In e4m3 the same registers hold a tile's scores and then the sums of its P V."""
+    keys, sums = case.tile.block_kv, int(footprint.tile_sums(case.problem, case.tiles)[0])
+    columns = f"{2 * sums} columns of P V / 2"
+    count = max(keys // 2, sums)
+    return Part("S, then sums of a tile, fp32", f"max({keys} keys / 2, {columns})", count)
 
 
 def _bwd_registers(case: _Case) -> Iterator[Part]:

@@ -53,6 +53,7 @@ DEPTH = 45.0  # how far "below" 0 scores lie: exp(-45) is nothing beside exp(0)
 # Products of e4m3 by wgmma are summed in 14 bits: all that an instruction adds is cut to 13
 # fraction bits below the largest. On an H200 sums of 256 products of one sign lose 2.1e-3.
 E4M3_SUM_UNIT = 2.0**-13
+SPIKE = 6.5  # exp of it is the weight of 400 unit-normal scores
 RISE = 4.0  # by how much "rising" scores grow from one tile of keys to the next
 
 
@@ -215,6 +216,19 @@ def _falling(x: dict[str, Array], problem: Problem, tile: Tile) -> dict[str, Arr
     return {**rising, "k": rising["k"][:, :, ::-1]}
 
 
+def _spikes(x: dict[str, Array], problem: Problem, tile: Tile) -> dict[str, Array]:
+    """Every fifth row sees one key of every fourth tile as heavy as all others together; what a
+    kernel does for it must not show in its neighbours, who see nothing of that key."""
+    size, count = math.sqrt(SPIKE / problem.scale), min(4, problem.head_dim)
+    keys, rows = np.arange(problem.seq_kv)[:, None], np.arange(problem.seq)[:, None]
+    hit = keys % tile.block_kv == tile.block_kv // 3
+    spiked = {name: x[name].copy() for name in ("q", "k")}
+    of = np.arange(count)  # the columns in which rows and tiles meet
+    spiked["q"][..., :count] = size * ((rows % 5 == 0) & (rows // 5 % count == of))
+    spiked["k"][..., :count] = size * (hit & (keys // tile.block_kv % count == of))
+    return {**spiked, "v": x["v"]}
+
+
 VALUES: dict[str, Values] = {
     "normal": lambda x, *_: x,
     "large": lambda x, *_: {"q": 8 * x["q"], "k": 8 * x["k"], "v": x["v"]},
@@ -226,6 +240,7 @@ VALUES: dict[str, Values] = {
     "below": _below,
     "rising": _rising,
     "falling": _falling,
+    "spikes": _spikes,
 }
 EXACT_SCORES = ("equal", "huge")  # every key has the same score, whatever the order of the sum
 

@@ -34,7 +34,7 @@ UNIT_ROUNDOFF = {"fp32": 2.0**-24, "fp16": 2.0**-11, "bf16": 2.0**-8, "e4m3": 2.
 E4M3_MAX = 448.0
 E4M3_STRETCH = 256.0  # the largest weight of a row in e4m3: a power of two, as near 448 as one is
 E4M3_LOST = 2.0**-10 / E4M3_STRETCH  # of that weight, half a step of e4m3's smallest numbers
-E4M3_LOST_LAZILY = 2.0**-10 / 64  # the same where the largest weight may still grow
+E4M3_LOST_LAZILY = 2.0**-10 / 32  # the same where that is 2^5 or more (V3)
 CHUNK_SCORES = 1 << 21  # scores held at once: 16 MiB in float64
 
 

@@ -49,11 +49,11 @@
 //   3167b13b  device/timeline.cuh
 //   689d4211  device/turn.cuh
 //   c2706fe3  device/types.cuh
-//   700faca9  kernels/v3_fwd.cu
+//   858a1c29  kernels/v3_fwd.cu
 //   823d8122  parts/constants_v3.cuh
 //   5a818b86  parts/main_arrays.cuh
 //   25b3c27d  parts/main_options.cuh
-//   321cab38  parts/main_v3.cu
+//   fb1f2088  parts/main_v3.cu
 //   5af47db7  ptx/bar_arrive.cuh
 //   18bd1382  ptx/bar_sync.cuh
 //   f0e3942d  ptx/clock64.cuh

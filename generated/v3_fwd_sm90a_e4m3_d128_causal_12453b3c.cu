@@ -46,12 +46,12 @@
 //   c6d430f8  device/matmul_wgmma.cuh
 //   06eb1102  device/matrix_descriptor.cuh
 //   772adaad  device/mbarrier.cuh
-//   25b47512  device/rescore_e4m3.cuh
+//   cae23572  device/rescore_e4m3.cuh
 //   56ce5a2e  device/rows.cuh
 //   8060ae93  device/schedule.cuh
 //   b274dbf8  device/score_factor.cuh
 //   b1e75e8c  device/shared_v3.cuh
-//   e77caf7b  device/softmax_lazy_e4m3.cuh
+//   1ad9cd93  device/softmax_lazy_e4m3.cuh
 //   17509448  device/span.cuh
 //   18b4c16b  device/store_tma.cuh
 //   567f0171  device/tensor_map.cuh
@@ -60,11 +60,11 @@
 //   689d4211  device/turn.cuh
 //   c2706fe3  device/types.cuh
 //   8c999b4d  device/weights_e4m3.cuh
-//   700faca9  kernels/v3_fwd.cu
+//   858a1c29  kernels/v3_fwd.cu
 //   823d8122  parts/constants_v3.cuh
 //   5a818b86  parts/main_arrays.cuh
 //   25b3c27d  parts/main_options.cuh
-//   321cab38  parts/main_v3.cu
+//   fb1f2088  parts/main_v3.cu
 //   18bd1382  ptx/bar_sync.cuh
 //   f0e3942d  ptx/clock64.cuh
 //   bdcce3e8  ptx/cp_async_bulk_commit_group.cuh
@@ -105,7 +105,7 @@
 // "fwd", "scale": 0.08838834764831843, "scales": "head", "seq": 8192, "seq_kv": 8192, "softcap":
 // 0.0, "varlen": false, "window": [-1, -1]}, "schema": "fasim.plan/1", "slots": 132, "smem_bytes":
 // 166912}
-// ---- the rest of the file has sha256 0ee3c94c8772a87739f755c9c9b269558cf6b469b3faaeec023084d55462ec17
+// ---- the rest of the file has sha256 7364fd18302ab856491b89b257a18a0aa9fb8f1de00417fff05c8cf0b4f9fff4
 // FlashAttention-3, forward (Shah et al. 2024, algorithms 1 and 2).
 //
 // A block stays on its SM and works on one tile of queries after the other. One warpgroup, the producer,
@@ -1123,8 +1123,7 @@ __device__ __forceinline__ void few_scores(FewScores& s, const SlabTile<64, kSla
 // and P V, for the columns from the tile's first row on, of the rows that have new weights.
 template <int kTiles>
 __device__ __forceinline__ void few_values(float (&t)[1][kTiles][4], const Weights& p,
-                                           const bool (&renewed)[2],
-                                           const SlabTile<kRowsV, 1>& v) {
+                                           const bool (&renewed)[2], const SlabTile<kRowsV, 1>& v) {
   const int lane = threadIdx.x % 32;
 #pragma unroll 1
   for (int n = 0; n < kTiles; ++n) {
@@ -1144,6 +1143,7 @@ __device__ __forceinline__ void few_values(float (&t)[1][kTiles][4], const Weigh
       t[0][kTiles - 1][i] = next;
     }
   }
+  __syncwarp();  // all lanes have read V again
 }
 
 // ---- Products on the tensor cores ---------------------------------------------------------------
@@ -1290,8 +1290,8 @@ __device__ __forceinline__ void move_to(RowState& row, Accumulator& o, const flo
 // Gives rows the maximum for their reference: those that have none, and all that are looked at. Where a
 // multiply-add may not take it away it is taken from the scores: `shift`, what the exponent is still to
 // be lowered by, says so.
-__device__ __forceinline__ void settle(Scores& s, Accumulator& o, RowState& row,
-                                       float (&shift)[2], float scale_log2, bool looks) {
+__device__ __forceinline__ void settle(Scores& s, Accumulator& o, RowState& row, float (&shift)[2],
+                                       float scale_log2, bool looks) {
   float max[2];
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
@@ -1640,9 +1640,9 @@ v3_fwd_sm90a_e4m3_d128_causal_12453b3c(
     const int key = tile * kBlockKV + column;
     mask_scores(s, warp_query, key, span);
   };
-  // The first lane tells that the warp needs tiles no more. Its number is asked again and again, lest it
-  // be kept: these consumers have no register to spare.
+  // The first lane tells that the warp needs tiles no more.
   const auto tells = [] {
+    // Its number is asked again and again, lest it be kept: these consumers have no register to spare.
     return ptx::thread_index() % 32 == 0;
   };
   // The n-th tile of keys.
@@ -1800,7 +1800,8 @@ int main(int argc, char** argv) {
       encoded(input(keys * kHeadDim, 2), batch, kv_heads, seq_kv, kHeadDim, kBlockKV);
   const Element* v = input(keys * kHeadDimV, 3);
   const Strides v_strides = contiguous(kv_heads, seq_kv, kHeadDimV);
-  const int slabs = (seq_kv + kSlabColumns - 1) / kSlabColumns, all_slabs = batch * kv_heads * slabs;
+  const int slabs = (seq_kv + kSlabColumns - 1) / kSlabColumns;
+  const int all_slabs = batch * kv_heads * slabs;
   Element* vt = device_array<Element>(i64(all_slabs) * (kDV + 1) * kSlabColumns);
   const TensorMap vt_map = encoded(vt, batch * kv_heads, slabs, kDV + 1, kSlabColumns, kBoxRowsV);
   const TensorMap o_map = encoded(o, batch, heads, seq_q, kHeadDimV, 64);

@@ -97,7 +97,7 @@ class Functions:
 
 
 _FUNCTION = re.compile(
-    r"^__device__[^;{]*?\b(?P<function>\w+)\((?=[^()]*\)[^;]*\{)"
+    r"^__device__[^;{]*?\b(?P<function>\w+)\((?=(?:[^()]|\([^()]*\))*\)[^;]*\{)"
     r"|^extern \"C\" __global__ [^{]*?\b(?P<kernel>\w+)\([^()]*\) \{",
     re.MULTILINE,
 )

@@ -34,9 +34,9 @@ BACKWARD_INSTRUCTIONS = 6.0
 ISSUE_SHOWS = 0.3
 # e4m3: one conversion is two instructions. From the same loop with e4m3 P: 1395 clocks.
 E4M3_SOFTMAX = 1.12
-# V3 in e4m3, whose warpgroups do one thing after the other: instructions a sum of a tile costs on its
-# way to O, and the share of the products' time that shows, as other instructions run at half their
-# rate beside products. Fitted to 36 times of one H200 (6 % off on average, 16 % at most).
+# V3 in e4m3, whose warpgroups do one thing after the other: instructions a sum of a tile costs on
+# its way to O, and the share of the products' time that shows, as other instructions run at half
+# their rate beside products. Fitted to 36 times of one H200 (6 % off on average, 16 % at most).
 E4M3_COLUMN, E4M3_SHOWS = 1.0, 0.5
 # fp32 fragments are read 16 or 8 bytes a lane with 4 lanes apart: an eighth of a wavefront is new.
 FP32_REREAD = 8

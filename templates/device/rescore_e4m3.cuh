@@ -22,8 +22,7 @@ __device__ __forceinline__ void few_scores(FewScores& s, const SlabTile<64, kSla
 // and P V, for the columns from the tile's first row on, of the rows that have new weights.
 template <int kTiles>
 __device__ __forceinline__ void few_values(float (&t)[1][kTiles][4], const Weights& p,
-                                           const bool (&renewed)[2],
-                                           const SlabTile<kRowsV, 1>& v) {
+                                           const bool (&renewed)[2], const SlabTile<kRowsV, 1>& v) {
   const int lane = threadIdx.x % 32;
 #pragma unroll 1
   for (int n = 0; n < kTiles; ++n) {
@@ -43,4 +42,5 @@ __device__ __forceinline__ void few_values(float (&t)[1][kTiles][4], const Weigh
       t[0][kTiles - 1][i] = next;
     }
   }
+  __syncwarp();  // all lanes have read V again
 }

@@ -60,8 +60,8 @@ __device__ __forceinline__ void move_to(RowState& row, Accumulator& o, const flo
 // Gives rows the maximum for their reference: those that have none, and all that are looked at. Where a
 // multiply-add may not take it away it is taken from the scores: `shift`, what the exponent is still to
 // be lowered by, says so.
-__device__ __forceinline__ void settle(Scores& s, Accumulator& o, RowState& row,
-                                       float (&shift)[2], float scale_log2, bool looks) {
+__device__ __forceinline__ void settle(Scores& s, Accumulator& o, RowState& row, float (&shift)[2],
+                                       float scale_log2, bool looks) {
   float max[2];
 #pragma unroll
   for (int half = 0; half < 2; ++half) {

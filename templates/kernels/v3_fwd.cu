@@ -333,9 +333,9 @@ $(parameters(kernel))) {
     mask_scores(s, warp_query, key, span);
   };
 //% if kernel.scaled
-  // The first lane tells that the warp needs tiles no more. Its number is asked again and again, lest it
-  // be kept: these consumers have no register to spare.
+  // The first lane tells that the warp needs tiles no more.
   const auto tells = [] {
+    // Its number is asked again and again, lest it be kept: these consumers have no register to spare.
 //% if kernel.scales == "block"
     __syncwarp();  // all lanes have read the scale factor
 //% endif

@@ -95,7 +95,8 @@ int main(int argc, char** argv) {
 //% if kernel.scaled
   const $("Input" if kernel.quantises else "Element")* v = input(keys * kHeadDimV, 3);
   const Strides v_strides = contiguous(kv_heads, seq_kv, kHeadDimV);
-  const int slabs = (seq_kv + kSlabColumns - 1) / kSlabColumns, all_slabs = batch * kv_heads * slabs;
+  const int slabs = (seq_kv + kSlabColumns - 1) / kSlabColumns;
+  const int all_slabs = batch * kv_heads * slabs;
   Element* vt = device_array<Element>(i64(all_slabs) * (kDV + 1) * kSlabColumns);
   const TensorMap vt_map = encoded(vt, batch * kv_heads, slabs, kDV + 1, kSlabColumns, kBoxRowsV);
 //% elif "v" in kernel.padded_tensors

@@ -126,13 +126,13 @@ def test_constant_values_come_back_exactly() -> None:
     np.testing.assert_array_equal(got["o"].astype(np.float32), 1)
 
 
-def small_weights(kernel: Kernel) -> float:
+def small_weights(kernel: Kernel, depth: int = 8) -> float:
     """The output where the key seen first has weight 1 and value 0, and 511 others have weight
-    exp(-8), for which e4m3 has no number unless it is stretched, and value 1."""
+    exp(-depth), for which e4m3 has no number unless it is stretched, and value 1."""
     trial = Trial(kernel, EmulatorRunner(), Case(seq=1, seq_kv=512, scale=1.0))
     arrays = {name: np.zeros_like(x) for name, x in trial.arrays.items()}
     arrays["q"][..., 0] = 1
-    arrays["k"][:, :, -1, 0] = 8
+    arrays["k"][:, :, -1, 0] = depth
     arrays["v"][...] = 1
     arrays["v"][:, :, -1] = 0
     arrays |= {f"{name}_scale": np.ones(1, np.float32) for name in "qkv"}
@@ -145,6 +145,18 @@ def test_many_small_weights_are_not_lost() -> None:
     assert small_weights(right) == pytest.approx(mass / (1 + mass), rel=2.0**-4)
     assert right.source.count(stretch) == 1
     assert small_weights(parse(right.source.replace(stretch, "kWeightExponent = 0.f;"))) == 0
+
+
+def test_v3_loses_what_is_far_below_and_no_more() -> None:
+    """2^-15 of a row's largest weight, which is half a step of e4m3's smallest numbers."""
+    right, stretch = v3_kernel(), "kWeightExponent = 5.f;"
+    mass = 511 * math.exp(-7)
+    assert small_weights(right, 7) == pytest.approx(mass / (1 + mass), rel=2.0**-4)
+    assert right.source.count(stretch) == 1
+    assert small_weights(parse(right.source.replace(stretch, "kWeightExponent = 0.f;")), 7) == 0
+    assert reference.E4M3_LOST_LAZILY == 2.0**-10 / 2.0**5
+    assert small_weights(right, 10) > 0  # exp(-10) is 2^-14.4
+    assert small_weights(right, 11) == 0  # and exp(-11) 2^-15.9
 
 
 @pytest.mark.parametrize(

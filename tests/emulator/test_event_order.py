@@ -57,6 +57,16 @@ CASES: dict[str, tuple[str, Tile, dict[str, Any]]] = {
     ),
     "v3-e4m3-causal": ("v3", E4M3, {"seq": 512, "seq_kv": 500, "causal": True, "dtype": "e4m3"}),
     "v3-e4m3-wide": ("v3", E4M3, {"seq": 256, "seq_kv": 300, "head_dim": 128, "dtype": "e4m3"}),
+    "v3-e4m3-two-rounds": (
+        "v3",
+        E4M3,
+        {"seq": 256, "seq_kv": 300, "head_dim_v": 256, "dtype": "e4m3"},
+    ),
+    "v3-e4m3-three-consumers": (
+        "v3",
+        replace(E4M3, block_q=192, warps=12, registers=160),
+        {"seq": 384, "seq_kv": 500, "window": (200, 30), "dtype": "e4m3", "scales": "block"},
+    ),
     "v3-e4m3-blocks": (
         "v3",
         E4M3,
@@ -65,7 +75,7 @@ CASES: dict[str, tuple[str, Tile, dict[str, Any]]] = {
 }
 WEIGHING = {  # functions of the softmax
     *("quad_max", "weigh", "reset", "all_settled", "round_weights"),
-    *("settle", "move_to", "exponentials", "add_up", "lower"),
+    *("settle", "move_to", "weigh_step", "exponentials", "add_up", "lower"),
 }
 
 
@@ -176,10 +186,14 @@ def rows(span: dict[str, Any], problem: Problem, tile: Tile) -> Iterable[int]:
     if name == "vt":
         return [max(keys_of(span, problem)) // tile.block_kv * tile.block_kv]
     if name in SCALE_INPUTS:
-        return [start // 4 * SCALE_BLOCK if problem.scales == "block" else -1]
-    element = {"o_acc": 4 * problem.head_dim, "m": 4, "l": 4, "lse": 4}.get(
-        name, problem.head_dim * (problem.out_bytes if name == "o" else problem.element_bytes)
-    )
+        block = tile.block_q if name == "q_scale" else tile.block_kv
+        first = -(-start // 4 * SCALE_BLOCK // block) * block  # that begins in its first block
+        return [first if problem.scales == "block" else -1]
+    d, dv, size = problem.head_dim, problem.head_dim_v, problem.element_bytes
+    element = {
+        **{"q": d * size, "k": d * size, "v": dv * size, "o": dv * problem.out_bytes},
+        **{"o_acc": 4 * dv, "m": 4, "l": 4, "lse": 4},
+    }[name]
     block = tile.block_kv if name in ("k", "v") else tile.block_q
     first, last = start // (element * block), (stop - 1) // (element * block)
     return range(first * block, last * block + 1, block)

@@ -1,34 +1,47 @@
-"""Bugs of V3 in e4m3, planted in the text of the kernel: the order of V's keys, the sums of a tile,
-scale factors, weights that outgrow their type. Each is found by a property or a rule of the
-emulator."""
+"""Bugs of V3 in e4m3, planted in the text of the kernel: V laid out anew, the sums of a tile, scale
+factors, rows that are done again. Each is found by a property or a rule of the emulator, under
+every seed."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cache
+from typing import Any
 
 import pytest
-from v3_bugs import NOTHING, PLAIN, RIGHT, finder
+from v3_bugs import LATE, NOTHING, PLAIN, RIGHT, finder
 
 from fasim import planner
 from fasim.gpu import load
 from fasim.plan import Tile
 from fasim.problem import Problem
-from fasim.properties import Case
+from fasim.properties import Case, Trial
 from fasim.render import Kernel, parse, render
+from fasim.runners.emulator import EmulatorRunner
 
 pytestmark = pytest.mark.emulator
 
-TILE = Tile(block_q=128, block_kv=128, warps=8, stages=2)
-CASE = replace(PLAIN, seq_kv=400, values="normal")  # four tiles of keys
-RISING = replace(CASE, values="falling")  # as the keys are walked, weights grow large
+SEEDS = range(5)
+TWO = Tile(block_q=128, block_kv=128, warps=8, stages=2, registers=240)
+THREE = Tile(block_q=192, block_kv=128, warps=12, stages=2, registers=160)
+KERNELS: dict[str, tuple[Tile, dict[str, Any]]] = {
+    "one round": (TWO, {"head_dim": 80}),  # of P V: rows are done again behind it
+    "two rounds": (TWO, {"head_dim": 80, "head_dim_v": 144}),  # of unequal width, and before it
+    "causal": (TWO, {"head_dim": 80, "causal": True}),
+    "blocks": (THREE, {"head_dim": 80, "scales": "block"}),
+}
+# A part of a tile, which is walked first, and three whole ones, of which the last is not looked at.
+CASE = replace(PLAIN, seq_kv=400, values="normal")
+SPIKES = replace(CASE, values="spikes")
+LOOKED_AT = replace(SPIKES, seq_kv=272)  # every tile is: no row is done again
+AGAIN = "a row is done again though all tiles are looked at"
 
 
 @cache
-def kernel(scales: str = "head") -> Kernel:
-    """Two parts of P V, and padded columns."""
-    problem = Problem(head_dim=80, dtype="e4m3", scales=scales, causal=True)
-    plan = planner.plan(problem, load("h200"), "v3", tile=TILE).plan
+def kernel(name: str) -> Kernel:
+    tile, options = KERNELS[name]
+    problem = Problem(dtype="e4m3", **{"scales": "head"} | options)
+    plan = planner.plan(problem, load("h200"), "v3", tile=tile).plan
     assert plan
     return render(replace(plan, slots=1))
 
@@ -41,65 +54,281 @@ class Bug:
     right: str
     wrong: str
     found: tuple[str, ...] = (RIGHT,)
+    kernel: str = "one round"
     case: Case = CASE
-    scales: str = "head"
 
     def __str__(self) -> str:
-        return self.name
+        return f"{self.kernel}: {self.name}"
+
+    def planted(self) -> Kernel:
+        source = kernel(self.kernel).source
+        assert source.count(self.right) == 1, f"{self}: the text to replace is not there once"
+        return parse(source.replace(self.right, self.wrong))
 
 
-SUM = "o[0][kColumn / 8 + i / 4][i % 4] += t[0][i / 4][i % 4];"
-MOVED = "o[0][i / 4][i % 4] *= factor[i / 2 % 2];"
-BUGS = (
-    Bug("V's keys keep their order", "first_key + key_at(4 * i + j)", "first_key + 4 * i + j"),
+def found_in(kernel: Kernel, case: Case) -> str:
+    """What finds something: a rule, a property, nothing, or products for rows done again where
+    there should be none."""
+    if (found := finder(kernel, case)) != NOTHING or case.seq_kv != LOOKED_AT.seq_kv:
+        return found
+    trial = Trial(kernel, EmulatorRunner(workers=1), case)
+    return AGAIN if "mma" in trial.execution.operations else NOTHING
+
+
+LAID_OUT = (
     Bug(
-        "the sums of a tile begin with those of the last",
-        "if (step == 0) ptx::wgmma_m64k32_e4m3_fresh(sums, p[0][step], right);",
-        "if (step == 0) ptx::wgmma_m64k32_e4m3(sums, p[0][step], right, true);",
+        "V's keys keep their order", "first_key + key_at(4 * word + j)", "first_key + 4 * word + j"
     ),
     Bug(
-        "the first columns are added before they are there",
-        "  finish_products<kLeft>(t);\n",
+        "V's slabs follow each other head by head",
+        "const int head = blockIdx.x / slabs, first_key = blockIdx.x % slabs * kSlabColumns;",
+        "const int all = gridDim.x / slabs;\n"
+        "  const int head = blockIdx.x % all, first_key = blockIdx.x / all * kSlabColumns;",
+        case=replace(CASE, batch=2),
+    ),
+    Bug(
+        "the last keys' slab comes first",
+        "map, full, 0, row, slab, head",
+        "map, full, 0, row, 0, head",
+    ),
+    Bug(
+        "there is no row of ones",
+        "  if (threadIdx.x < kKeyWords) rows[",
+        "  if (false) rows[",
+        ("uninitialised read",),
+    ),
+    Bug("ones are twos", "= 0x38383838;", "= 0x40404040;"),
+    Bug("V's padding is not zero", " && column < kHeadDimV;", ";", ("out of bounds", RIGHT)),
+    Bug(
+        "V is read before all have written it",
+        "  __syncthreads();\n  u32* rows",
+        "  u32* rows",
+        ("race", "uninitialised read"),
+    ),
+)
+PRODUCTS = (
+    Bug(
+        "the sums of a tile begin with scores",
+        "if (step == 0) ptx::wgmma_m64k32_e4m3_fresh(flat(t), p[0][step], right);",
+        "if (step == 0) ptx::wgmma_m64k32_e4m3(flat(t), p[0][step], right, true);",
+        (RIGHT, "uninitialised read"),
+    ),
+    Bug(
+        "sums are added before they are there",
+        "  finish_products<0>(t);\n",
         "",
         ("accumulator in flight",),
     ),
     Bug(
-        "the last columns take the place of the first",
-        "(slab * kRowsV + kColumn) * 128 + key",
-        "slab * kRowsV * 128 + key",
+        "the second round is that of the first columns",
+        "further(v, kColumn * 128 + step * 32)",
+        "further(v, step * 32)",
+        kernel="two rounds",
+    ),
+    Bug(
+        "the second round is added to the first columns",
+        "o[0][kColumn / 8 + i / 4][i % 4];",
+        "o[0][i / 4][i % 4];",
+        kernel="two rounds",
     ),
     Bug("V's scale factor is left out", "work.value_factor / sum", "1.f / sum"),
-    Bug("ones are twos", "words[0] = 0x38383838;", "words[0] = 0x40404040;"),
-    Bug("what was summed keeps its reference", MOVED, "", case=RISING),
+)
+LET_GO = "    if (tells()) {\n      ptx::mbarrier_arrive(&shared.empty_k[at.slot]);\n"
+CHECK = "    add_values(o, p,"
+AGAIN_SYNC = "  __syncwarp();  // all lanes have read V again\n"
+LOWER_SYNC = (
+    "  __syncwarp();  // all lanes have read their rows and keys again:"
+    " a vote would not order that\n"
+)
+EARLY = ("stage still read", "arrival mismatch", "deadlock", *LATE)
+DONE_AGAIN = (
     Bug(
         "no weight is looked for",
-        "add_up(sum, s) > kLargestWeight",
-        "add_up(sum, s) > 1e30f",
-        case=RISING,
+        "fmaxf(sum[0], sum[1]) > kLargestWeight",
+        "fmaxf(sum[0], sum[1]) > 1e30f",
+        case=SPIKES,
+    ),
+    Bug("the largest weight is not the largest", "+ 0x02020202;", "+ 0x01010101;", case=SPIKES),
+    Bug(
+        "a row looks at the other's weights",
+        "p[0][i / 2][i % 2 * 2 + half] + 0x02020202",
+        "p[0][i / 2][i % 2 * 2 + 1 - half] + 0x02020202",
+        case=SPIKES,
+    ),
+    Bug(
+        "what was summed keeps its reference",
+        "o[0][i / 4][i % 4] *= factor[i / 2 % 2];",
+        "(void)factor;",
+        case=SPIKES,
+    ),
+    Bug(
+        "lower forgets the sums so far",
+        "    row.sum[half] *= factor[half];\n",
+        "",
+        case=SPIKES,
+    ),
+    Bug(
+        "lower keeps the sum of the first weights",
+        "sum[half] = moves[half] ? 0.f : sum[half];",
+        "(void)sum;",
+        case=SPIKES,
+    ),
+    Bug(
+        "lower leaves the fresh weights out of the sum",
+        "if (moves[i % 2] && i < 2) sum[i] += fresh_sum[i];",
+        "if (false) sum[i] += fresh_sum[i];",
+        case=SPIKES,
+    ),
+    Bug(
+        "lower keeps the first weights",
+        "fresh[i] = moves[i % 2] ? fresh[i] : p[0][0][i];",
+        "fresh[i] = p[0][0][i];",
+        case=SPIKES,
+    ),
+    Bug(
+        "lower begins at the next 32 keys",
+        "p[0][i / 4][i % 4] = i + 4 < kBlockKV / 8 ? p[0][(i + 4) / 4][i % 4] : fresh[i % 4];",
+        "if (i + 4 < kBlockKV / 8) p[0][i / 4][i % 4] = p[0][(i + 4) / 4][i % 4];",
+        case=SPIKES,
+    ),
+    Bug(
+        "few_values forgets every second row",
+        "const float next = renewed[i / 2] ? sums[i] : t[0][0][i];",
+        "const float next = renewed[0] ? sums[i] : t[0][0][i];",
+        case=SPIKES,
+    ),
+    Bug(
+        "few_values is left out", "      (few_values(t, p, moves, values), ...);\n", "", case=SPIKES
+    ),
+    Bug(
+        "few_values takes other columns",
+        "chunk_address(v, 8 * n + lane % 8,",
+        "chunk_address(v, lane % 8,",
+        case=SPIKES,
+    ),
+    Bug(
+        "few_scores takes the warp's rows for the first",
+        "16 * warp + lane % 16",
+        "lane % 16",
+        case=SPIKES,
+    ),
+    Bug(
+        "scores done again are those of the first keys",
+        "few_scores(few, q_rows, shared.k[at.slot], 32 * step);",
+        "few_scores(few, q_rows, shared.k[at.slot], 0);",
+        case=SPIKES,
+    ),
+    Bug(
+        "nobody looks",
+        "return tile <= 0 || (tile & (tile - 1)) == 0;",
+        "return false;",
+        (AGAIN,),
+        case=LOOKED_AT,
+    ),
+    Bug(
+        "a tile beyond those all see is not looked at",
+        "return tile <= 0 || (tile & (tile - 1)) == 0;",
+        "return tile > 0 && (tile & (tile - 1)) == 0;",
+        (AGAIN,),
+        "causal",
+        LOOKED_AT,
+    ),
+    Bug(
+        "a warp tells of V before its lanes have read it again",
+        AGAIN_SYNC,
+        "",
+        ("stage still read",),
+        case=SPIKES,
+    ),
+    Bug(
+        "a warp tells of K before its lanes have read it again",
+        LOWER_SYNC,
+        "",
+        ("stage still read",),
+        "two rounds",
+        SPIKES,
+    ),
+)
+RELEASED = (
+    Bug(
+        "K is released before the check",
+        CHECK,
+        "    if (tells()) ptx::mbarrier_arrive(&shared.empty_k[at.slot]);\n" + CHECK,
+        EARLY,
+        case=SPIKES,
+    ),
+    Bug(
+        "K is never released",
+        LET_GO,
+        LET_GO.splitlines(keepends=True)[0],
+        ("deadlock",),
+    ),
+    Bug(
+        "V is released before it was multiplied",
+        CHECK,
+        "    if (tells()) ptx::mbarrier_arrive(&shared.empty_v[at.slot]);\n" + CHECK,
+        EARLY,
+    ),
+    Bug(
+        "nobody waits for V",
+        "    wait(&shared.full_v[at.slot], at.parity);\n",
+        "",
+        (*LATE, "race", "uninitialised read"),
+    ),
+)
+BLOCKS = (
+    Bug(
+        "Q's scale factor is that of the first consumer",
+        "shared.works[(round - 1) % kWorks].score_factor[warpgroup];",
+        "shared.works[(round - 1) % kWorks].score_factor[0];",
+        kernel="blocks",
+    ),
+    Bug(
+        "Q's scale factors are those of tiles",
+        "(work.first_query + 64 * i) / kScaleBlock",
+        "(work.first_query / kBlockQ)",
+        kernel="blocks",
+        case=replace(CASE, seq=300),
     ),
     Bug(
         "K's blocks have no scale factor",
-        "      multiply(s, key_factor);\n",
+        "    multiply(s, key_factor);\n",
         "",
-        scales="block",
+        kernel="blocks",
+    ),
+    Bug(
+        "V's blocks have no scale factor",
+        "kColumn + i / 4 * 8 < kDV ? factor : 1.f",
+        "1.f",
+        kernel="blocks",
     ),
     Bug(
         "the ones are scaled as V is",
-        "kColumn + i / 4 * 8 < kDV ? value_factor : 1.f",
-        "value_factor",
-        scales="block",
+        "kColumn + i / 4 * 8 < kDV ? factor : 1.f",
+        "factor",
+        kernel="blocks",
+    ),
+    Bug(
+        "scale factors are read behind their release",
+        "    __syncwarp();  // all lanes have read the scale factor\n",
+        "",
+        ("race", "stage still read"),
+        kernel="blocks",
     ),
 )
+BUGS = (*LAID_OUT, *PRODUCTS, *DONE_AGAIN, *RELEASED, *BLOCKS)
 
 
 @pytest.mark.parametrize("bug", BUGS, ids=str)
-def test_a_planted_bug_is_found(bug: Bug) -> None:
-    source = kernel(bug.scales).source
-    assert source.count(bug.right) == 1, "the text to replace is not there once"
-    planted = parse(source.replace(bug.right, bug.wrong))
-    assert finder(planted, bug.case) in bug.found
+def test_a_planted_bug_is_found_whatever_the_seed(bug: Bug) -> None:
+    planted = bug.planted()
+    found = {found_in(planted, replace(bug.case, seed=seed)) for seed in SEEDS}
+    assert found <= set(bug.found), f"found by {found}"
 
 
-@pytest.mark.parametrize("values", ["normal", "falling", "large"])
-def test_nothing_is_found_in_the_right_kernel(values: str) -> None:
-    assert finder(kernel(), replace(CASE, values=values)) == NOTHING
+@pytest.mark.parametrize("name", KERNELS)
+@pytest.mark.parametrize("values", ["normal", "falling", "large", "spikes"])
+def test_nothing_is_found_in_the_right_kernel(values: str, name: str) -> None:
+    for seed in SEEDS:
+        assert found_in(kernel(name), replace(CASE, values=values, seed=seed)) == NOTHING
+    assert found_in(kernel(name), replace(LOOKED_AT, values=values)) == NOTHING

@@ -473,10 +473,23 @@ def test_a_derivation_leaves_nothing_unexplained(
 def test_the_registers_of_every_legal_tile_are_explained(
     algo: str, head_dim: int, causal: bool, dtype: str
 ) -> None:
-    problem, device = Problem(dtype=dtype, head_dim=head_dim, causal=causal), gpu.load("h200")
+    check_legal_tiles(Problem(dtype=dtype, head_dim=head_dim, causal=causal), algo)
+
+
+@pytest.mark.parametrize("dtype", ["fp16", "e4m3"])
+@pytest.mark.parametrize(("head_dim", "causal"), [(48, False), (96, True), (256, False)])
+def test_the_registers_of_every_legal_tile_of_v3_are_explained(
+    head_dim: int, causal: bool, dtype: str
+) -> None:
+    check_legal_tiles(Problem(dtype=dtype, head_dim=head_dim, causal=causal), "v3")
+
+
+def check_legal_tiles(problem: Problem, algo: str) -> None:
+    device = gpu.load("h200")
     tiles = planner.candidates(problem, device, algo, "fwd")
     case = legality.Case.of(problem, device, algo, "fwd", tiles)
     legal = np.flatnonzero(legality.legal(case))
+    assert legal.size
     for index in legal[::3]:
         entry = planner.plan(problem, device, algo, tile=tiles.tile(int(index)))
         check_registers(entry, explain.derive(entry, device, "registers")[0])

@@ -190,6 +190,20 @@ def test_the_maximum_moves_from_tile_to_tile_by_units(
     assert abs(tiles).max() < 16, "no tile is so low that it is lost in rounding"
 
 
+@pytest.mark.parametrize("scale", properties.SCALES)
+@pytest.mark.parametrize("head_dim", [16, 33, 256])
+def test_every_fifth_row_alone_sees_spikes(sketch: Sketch, head_dim: int, scale: float) -> None:
+    """One tile each, more than the 14 times heavier that weights of V3 in e4m3 may grow."""
+    kernel = sketch(dtype="fp16", head_dim=head_dim)
+    case = Case(seq=20, seq_kv=96, values="normal", scale=scale)
+    q, k = (case.arrays(kernel.plan)[name][0, 0, :, 4:].astype(np.float64) for name in ("q", "k"))
+    spikes = np.zeros((20, 96))
+    spikes[[0, 5, 10], [10, 42, 74]] = properties.SPIKE
+    wanted = case.problem(kernel.plan).scale * q @ k.T + spikes
+    np.testing.assert_allclose(scores_of(kernel, "spikes", scale), wanted, rtol=0, atol=0.02)
+    assert math.log(14) + 3 < properties.SPIKE
+
+
 def scores_of(kernel: Kernel, values: str, scale: float) -> Any:
     """Scores of 20 queries and three tiles of keys."""
     case = Case(seq=20, seq_kv=96, values=values, scale=scale)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,7 +13,7 @@ from fasim import gpu, planner, properties
 from fasim.errors import UsageError
 from fasim.model import flops, footprint, traffic
 from fasim.model.tiles import Tiles
-from fasim.plan import Plan, Tile
+from fasim.plan import Plan, Tile, columns_at_once, value_box_rows
 from fasim.problem import Problem
 from fasim.render import render
 from fasim.runners.numpy import NumpyRunner
@@ -33,9 +35,9 @@ def plan_of(wanted: Problem) -> Plan:
 def test_v_is_laid_out_by_a_kernel_of_its_own() -> None:
     launch = plan_of(problem(head_dim_v=80)).launch_for()
     before, main = launch.stages
-    keys, rows = 256, 96 + 1  # whole slabs; whole steps, and a row of ones
-    assert launch.workspaces == {"vt": ((2, 3, rows, keys), "e4m3")}
-    assert before.grid == -(-2 * 3 * keys // 32 * (96 // 4 + 1) // 128)
+    heads, slabs, rows = 2 * 3, 2, 96 + 1  # whole steps, and a row of ones
+    assert launch.workspaces == {"vt": ((heads, slabs, rows, 128), "e4m3")}
+    assert before.grid == heads * slabs
     assert (before.entry, before.block) == (f"{main.entry}_transpose", 128)
     assert launch.boxes == {"q": 64, "k": 128, "vt": 96 + 8, "o": 64}
     assert "v_strides" in launch.scalars
@@ -45,7 +47,7 @@ def test_v_is_laid_out_by_a_kernel_of_its_own() -> None:
 def test_lengths_of_nothing(seq: int, seq_kv: int) -> None:
     launch = plan_of(problem()).launch_for(problem(seq=seq, seq_kv=seq_kv))
     assert (launch.stages[0].grid > 0) == (seq > 0)
-    assert launch.workspaces["vt"][0][3] == max(128, -(-seq_kv // 128) * 128)
+    assert launch.workspaces["vt"][0][1] == max(1, -(-seq_kv // 128))
 
 
 def test_bytes_by_hand() -> None:
@@ -67,14 +69,38 @@ def test_work_counts_the_column_of_ones() -> None:
 
 
 @pytest.mark.parametrize(
-    ("head_dim", "head_dim_v", "sums"),
-    [(64, 64, 72), (128, 128, 72), (128, 96, 40), (256, 32, 40), (64, 256, 200)],
+    ("head_dim", "head_dim_v", "warps", "columns"),
+    [
+        *((64, 64, 8, 72), (128, 128, 8, 136), (128, 96, 8, 104), (256, 32, 8, 40)),
+        *((64, 144, 8, 88), (64, 192, 8, 104), (256, 256, 8, 136)),
+        *((64, 64, 12, 72), (96, 96, 12, 104), (128, 128, 12, 72)),
+    ],
 )
-def test_registers_by_hand(head_dim: int, head_dim_v: int, sums: int) -> None:
-    """S, P, O with the sums of weights, and the sums of a tile that are not done before."""
+def test_registers_by_hand(head_dim: int, head_dim_v: int, warps: int, columns: int) -> None:
+    """S, whose registers the sums of so many columns of P V take later, P, O with the sums of
+    rounded weights, and ten more."""
     wanted = problem(head_dim=head_dim, head_dim_v=head_dim_v)
-    used = footprint.registers(wanted, "v3", "fwd", Tiles.of([TILE]))[0]
-    assert used == 64 + 16 + head_dim_v // 2 + 2 + sums // 2 + footprint.V3_BASE
+    tiles = Tiles.of([replace(TILE, block_q=16 * warps, warps=warps)])
+    assert columns_at_once(head_dim_v, warps) == columns
+    used = footprint.registers(wanted, "v3", "fwd", tiles)[0]
+    assert used == max(64, columns // 2) + 16 + -(-head_dim_v // 32) * 16 + 2 + 10
+
+
+def test_columns_at_once_are_all_in_equal_parts() -> None:
+    """No product is wider than its sums have registers, none is left out, and no more rounds are
+    taken than that needs."""
+    for dv, (warps, most) in itertools.product(range(16, 257, 16), ((8, 136), (12, 128))):
+        rows, columns = -(-dv // 32) * 32 + 8, columns_at_once(dv, warps)
+        assert columns % 8 == 0
+        assert columns <= most
+        assert -(-rows // columns) == -(-rows // most)
+
+
+@pytest.mark.parametrize(("dv", "box"), [(64, 72), (128, 136), (192, 200), (224, 232), (256, 88)])
+def test_tma_brings_v_in_equal_boxes(dv: int, box: int) -> None:
+    """A box has 256 rows at most: 264 come in three."""
+    assert value_box_rows(dv) == box
+    assert plan_of(problem(head_dim=64, head_dim_v=dv)).launch_for().boxes["vt"] == box
 
 
 def test_shared_memory_by_hand() -> None:
@@ -90,15 +116,21 @@ def test_keys_come_in_whole_slabs() -> None:
     data["kernel"]["tile"]["block_kv"] = 96
     with pytest.raises(UsageError, match="makes no sense") as refused:
         Plan.from_json(data)
-    assert refused.value.why == "block_kv 96 is not whole slabs of 128 keys of V"
+    assert refused.value.why == "block_kv 96 is not one slab of 128 keys of V"
 
 
 def test_the_order_of_keys_is_that_of_the_weights() -> None:
     """Of 16 columns a thread scores 2t, 2t + 1, 2t + 8 and 2t + 9, four bytes of a register, so
-    places 4t to 4t + 3 of V transposed: the expression in the kernel, read as Python."""
+    places 4t to 4t + 3 of V transposed: the expressions in the kernel, read as Python."""
     source = render(plan_of(problem())).source
-    text = source.split("int key_at(int place) {")[1].split("return ")[1].split(";")[0]
-    got = [eval(text.replace("/", "//"), {"place": place}) for place in range(32)]
+    (line,) = (x for x in source.splitlines() if "const i64 key = first_key + key_at(" in x)
+    (body,) = (x for x in source.splitlines() if "return place / 16 * 16 +" in x)
+    place_of = line.split("key_at(")[1].removesuffix(");")
+    key_at = body.split("return ")[1].rstrip(";").replace("/", "//")
+    places = [
+        eval(place_of, {"word": word, "j": j}) for word, j in itertools.product(range(8), range(4))
+    ]
+    got = [eval(key_at, {"place": place}) for place in places]
     columns = [[2 * t, 2 * t + 1, 2 * t + 8, 2 * t + 9] for t in range(4)]
     assert got == [16 * half + key for half in range(2) for key in np.ravel(columns)]
 
