@@ -155,7 +155,7 @@ def fa3(
     tokens = [x.transpose(1, 2).contiguous() for x in (q, k, v)]
     ones = torch.ones(problem.batch, problem.kv_heads, device=q.device)
     names = ("q_descale", "k_descale", "v_descale") if problem.dtype == "e4m3" else ()
-    options = dict.fromkeys(names, ones)
+    options: dict[str, Any] = dict.fromkeys(names, ones)
     options |= {"softmax_scale": problem.scale, "causal": problem.causal}
 
     def launch() -> torch.Tensor:
