@@ -43,14 +43,14 @@
 //   0c938b81  device/key_order.cuh
 //   40c1a5c4  device/load_v3.cuh
 //   6718b7d2  device/mask.cuh
-//   c6d430f8  device/matmul_wgmma.cuh
+//   fd0a4b10  device/matmul_wgmma.cuh
 //   06eb1102  device/matrix_descriptor.cuh
 //   772adaad  device/mbarrier.cuh
 //   cae23572  device/rescore_e4m3.cuh
 //   56ce5a2e  device/rows.cuh
 //   8060ae93  device/schedule.cuh
 //   b274dbf8  device/score_factor.cuh
-//   b1e75e8c  device/shared_v3.cuh
+//   130b7686  device/shared_v3.cuh
 //   1ad9cd93  device/softmax_lazy_e4m3.cuh
 //   17509448  device/span.cuh
 //   18b4c16b  device/store_tma.cuh
@@ -60,8 +60,8 @@
 //   689d4211  device/turn.cuh
 //   c2706fe3  device/types.cuh
 //   8c999b4d  device/weights_e4m3.cuh
-//   858a1c29  kernels/v3_fwd.cu
-//   823d8122  parts/constants_v3.cuh
+//   fef4aa5e  kernels/v3_fwd.cu
+//   e61ec6e9  parts/constants_v3.cuh
 //   5a818b86  parts/main_arrays.cuh
 //   25b3c27d  parts/main_options.cuh
 //   fb1f2088  parts/main_v3.cu
@@ -105,7 +105,7 @@
 // "fwd", "scale": 0.08838834764831843, "scales": "head", "seq": 8192, "seq_kv": 8192, "softcap":
 // 0.0, "varlen": false, "window": [-1, -1]}, "schema": "fasim.plan/1", "slots": 132, "smem_bytes":
 // 166912}
-// ---- the rest of the file has sha256 7364fd18302ab856491b89b257a18a0aa9fb8f1de00417fff05c8cf0b4f9fff4
+// ---- the rest of the file has sha256 2d3d819311e6c3f209aded0dd0f027b92629f617ba98c535defcfe699c6ce00c
 // FlashAttention-3, forward (Shah et al. 2024, algorithms 1 and 2).
 //
 // A block stays on its SM and works on one tile of queries after the other. One warpgroup, the producer,
@@ -1190,9 +1190,11 @@ __device__ __forceinline__ void finish_products(float (&result)[1][kTiles][4]) {
 // t = P V, for columns from kColumn on: P in registers, V with the keys contiguous. These products keep few
 // bits below the largest, so that a tile of keys has sums of its own, and fp32 those of all. They take
 // the registers that the scores have left.
+template <int kColumns>
+using TileSums = float[1][kColumns / 8][4];
+
 template <int kColumn, int kColumns>
-__device__ __forceinline__ void multiply_columns(float (&t)[1][kColumns / 8][4], const Weights& p,
-                                                 u64 v) {
+__device__ __forceinline__ void multiply_columns(TileSums<kColumns>& t, const Weights& p, u64 v) {
   ptx::wgmma_fence();
 #pragma unroll
   for (int step = 0; step < kBlockKV / kGranule; ++step) {
@@ -1204,7 +1206,7 @@ __device__ __forceinline__ void multiply_columns(float (&t)[1][kColumns / 8][4],
 }
 
 template <int kColumn, int kColumns>
-__device__ __forceinline__ void add_columns(Accumulator& o, const float (&t)[1][kColumns / 8][4]) {
+__device__ __forceinline__ void add_columns(Accumulator& o, const TileSums<kColumns>& t) {
 #pragma unroll
   for (int i = 0; i < kColumns / 2; ++i) {
     float& sum = o[0][kColumn / 8 + i / 4][i % 4];
@@ -1219,7 +1221,7 @@ __device__ __forceinline__ void add_values(Accumulator& o, Weights& p, u64 v, co
   constexpr int kLeft = kRowsV - kColumn, kRest = kLeft % kColumnsAtOnce;
   constexpr int kColumns = kRest > 0 ? kRest : kColumnsAtOnce;
   constexpr bool kFirst = kColumn == 0, kLast = kLeft == kColumns;
-  float t[1][kColumns / 8][4];
+  TileSums<kColumns> t;
   if constexpr (kFirst && !kLast) check();
   multiply_columns<kColumn, kColumns>(t, p, v);
   finish_products<0>(t);
@@ -1629,7 +1631,10 @@ v3_fwd_sm90a_e4m3_d128_causal_12453b3c(
     start_scores(s, descriptor_of(shared.q[(round - 1) % kQStages][warpgroup]),
                  descriptor_of(shared.k[at.slot]));
   };
-  const auto factor_of_scores = [&] { return shared.works[(round - 1) % kWorks].score_factor; };
+  const auto factor_of_scores = [&] {
+    const Work& work = shared.works[(round - 1) % kWorks];
+    return work.score_factor;
+  };
   // From products to what softmax sees, for the keys from the tile's `column`-th on.
   const auto finish = [&](auto& s, int column) {
     if (is_among(tile, whole)) return;

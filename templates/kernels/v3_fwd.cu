@@ -304,7 +304,10 @@ $(parameters(kernel))) {
                  descriptor_of(shared.k[at.slot]));
   };
 //% if kernel.scaled
-  const auto factor_of_scores = [&] { return shared.works[(round - 1) % kWorks].score_factor$("[warpgroup]" if kernel.scales == "block"); };
+  const auto factor_of_scores = [&] {
+    const Work& work = shared.works[(round - 1) % kWorks];
+    return work.score_factor$("[warpgroup]" if kernel.scales == "block");
+  };
 //% endif
   // From products to what softmax sees, for the keys from the tile's `column`-th on.
   const auto finish = [&](auto& s, int column) {
