@@ -60,7 +60,7 @@
 //   689d4211  device/turn.cuh
 //   c2706fe3  device/types.cuh
 //   8c999b4d  device/weights_e4m3.cuh
-//   fef4aa5e  kernels/v3_fwd.cu
+//   c91c937f  kernels/v3_fwd.cu
 //   e61ec6e9  parts/constants_v3.cuh
 //   5a818b86  parts/main_arrays.cuh
 //   25b3c27d  parts/main_options.cuh
@@ -105,15 +105,14 @@
 // "fwd", "scale": 0.08838834764831843, "scales": "head", "seq": 8192, "seq_kv": 8192, "softcap":
 // 0.0, "varlen": false, "window": [-1, -1]}, "schema": "fasim.plan/1", "slots": 132, "smem_bytes":
 // 166912}
-// ---- the rest of the file has sha256 2d3d819311e6c3f209aded0dd0f027b92629f617ba98c535defcfe699c6ce00c
+// ---- the rest of the file has sha256 559c243c403455234774887400a22258e3b83d26b3b64733e26f522cb517fdd1
 // FlashAttention-3, forward (Shah et al. 2024, algorithms 1 and 2).
 //
 // A block stays on its SM and works on one tile of queries after the other. One warpgroup, the producer,
 // gives its registers away and loads by TMA; the others, the consumers, multiply on the tensor cores 64
-// rows each (wgmma). A consumer's products run in the background: while it turns the scores of a tile of
-// keys into weights, the values of the tile before are summed. The stream of tiles does not end with a
-// tile of queries: the first scores of the next are computed while O leaves. Consumers take turns to start
-// their products, so that the softmax of one runs under the products of another.
+// rows each (wgmma). In e4m3 a consumer does one thing after the other: the scores of a tile of keys, their
+// weights, the weighted values, which take the registers that the scores have left. Exponentials take
+// longer than products here, and those of one consumer run beside the products of another.
 //
 //   paper   here                    paper   here
 //   B_r     kBlockQ                 T_r     q_blocks
