@@ -321,7 +321,7 @@ def hooked(kernel: KernelSpec) -> bool:
 
 
 def unscaled(kernel: KernelSpec) -> bool:
-    """Whether softmax takes scores as they are multiplied, without their block's scale factor."""
+    """Whether softmax takes scores as they are multiplied, before their block's scale factor."""
     return kernel.scales == "block" and not hooked(kernel)
 
 
@@ -543,8 +543,9 @@ def _environment() -> jinja2.Environment:
     )
     helpers = {"parameters": parameters, "call": call, "memory_map": memory_map, "padded": padded}
     options = (
-        *(hooked, unscaled, softmax_factor, score_terms, score_call, score_columns_call),
-        *(span_terms, longest_q, longest_k, dq_tile, head_rows, last_tile, warp_sees),
+        *(hooked, unscaled, softmax_factor, span_terms),
+        *(score_terms, score_call, score_columns_call),
+        *(longest_q, longest_k, dq_tile, head_rows, last_tile, warp_sees),
         *(mma, cvt, matrix_instructions, scale_of),
         *(q_stages, output_parts, loader_registers, arch_flags, v3_instructions, value_columns),
         *(value_box_rows, map_of, padded_copies, row_of),

@@ -48,14 +48,14 @@
 //   76c2f1b5  device/integers.cuh
 //   40c1a5c4  device/load_v3.cuh
 //   6718b7d2  device/mask.cuh
-//   d2eac8fc  device/matmul_wgmma.cuh
+//   fd0a4b10  device/matmul_wgmma.cuh
 //   06eb1102  device/matrix_descriptor.cuh
 //   772adaad  device/mbarrier.cuh
 //   2f2a9fb2  device/pad_rows.cuh
 //   c92fb41f  device/rescore.cuh
 //   56ce5a2e  device/rows.cuh
 //   8060ae93  device/schedule.cuh
-//   5b797d83  device/shared_v3.cuh
+//   130b7686  device/shared_v3.cuh
 //   9f60f6b5  device/softmax_in_place.cuh
 //   17509448  device/span.cuh
 //   18b4c16b  device/store_tma.cuh
@@ -63,8 +63,8 @@
 //   3167b13b  device/timeline.cuh
 //   689d4211  device/turn.cuh
 //   c2706fe3  device/types.cuh
-//   83bfd96d  kernels/v3_fwd.cu
-//   eb3b1bf4  parts/constants_v3.cuh
+//   c91c937f  kernels/v3_fwd.cu
+//   e61ec6e9  parts/constants_v3.cuh
 //   5a818b86  parts/main_arrays.cuh
 //   25b3c27d  parts/main_options.cuh
 //   fb1f2088  parts/main_v3.cu

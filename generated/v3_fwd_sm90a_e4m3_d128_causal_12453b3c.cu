@@ -43,14 +43,14 @@
 //   0c938b81  device/key_order.cuh
 //   40c1a5c4  device/load_v3.cuh
 //   6718b7d2  device/mask.cuh
-//   d2eac8fc  device/matmul_wgmma.cuh
+//   fd0a4b10  device/matmul_wgmma.cuh
 //   06eb1102  device/matrix_descriptor.cuh
 //   772adaad  device/mbarrier.cuh
 //   cae23572  device/rescore_e4m3.cuh
 //   56ce5a2e  device/rows.cuh
 //   8060ae93  device/schedule.cuh
 //   b274dbf8  device/score_factor.cuh
-//   5b797d83  device/shared_v3.cuh
+//   130b7686  device/shared_v3.cuh
 //   1ad9cd93  device/softmax_lazy_e4m3.cuh
 //   17509448  device/span.cuh
 //   18b4c16b  device/store_tma.cuh
@@ -60,8 +60,8 @@
 //   689d4211  device/turn.cuh
 //   c2706fe3  device/types.cuh
 //   8c999b4d  device/weights_e4m3.cuh
-//   83bfd96d  kernels/v3_fwd.cu
-//   eb3b1bf4  parts/constants_v3.cuh
+//   c91c937f  kernels/v3_fwd.cu
+//   e61ec6e9  parts/constants_v3.cuh
 //   5a818b86  parts/main_arrays.cuh
 //   25b3c27d  parts/main_options.cuh
 //   fb1f2088  parts/main_v3.cu
@@ -105,15 +105,14 @@
 // "fwd", "scale": 0.08838834764831843, "scales": "head", "seq": 8192, "seq_kv": 8192, "softcap":
 // 0.0, "varlen": false, "window": [-1, -1]}, "schema": "fasim.plan/1", "slots": 132, "smem_bytes":
 // 166912}
-// ---- the rest of the file has sha256 f528985bd823a482d36791093ce3a270fb8790bf923fb976436e2aa5e0a358d5
+// ---- the rest of the file has sha256 559c243c403455234774887400a22258e3b83d26b3b64733e26f522cb517fdd1
 // FlashAttention-3, forward (Shah et al. 2024, algorithms 1 and 2).
 //
 // A block stays on its SM and works on one tile of queries after the other. One warpgroup, the producer,
 // gives its registers away and loads by TMA; the others, the consumers, multiply on the tensor cores 64
-// rows each (wgmma). A consumer's products run in the background: while it turns the scores of a tile of
-// keys into weights, the values of the tile before are summed. The stream of tiles does not end with a
-// tile of queries: the first scores of the next are computed while O leaves. Consumers take turns to start
-// their products, so that the softmax of one runs under the products of another.
+// rows each (wgmma). In e4m3 a consumer does one thing after the other: the scores of a tile of keys, their
+// weights, the weighted values, which take the registers that the scores have left. Exponentials take
+// longer than products here, and those of one consumer run beside the products of another.
 //
 //   paper   here                    paper   here
 //   B_r     kBlockQ                 T_r     q_blocks
@@ -1190,9 +1189,11 @@ __device__ __forceinline__ void finish_products(float (&result)[1][kTiles][4]) {
 // t = P V, for columns from kColumn on: P in registers, V with the keys contiguous. These products keep few
 // bits below the largest, so that a tile of keys has sums of its own, and fp32 those of all. They take
 // the registers that the scores have left.
+template <int kColumns>
+using TileSums = float[1][kColumns / 8][4];
+
 template <int kColumn, int kColumns>
-__device__ __forceinline__ void multiply_columns(float (&t)[1][kColumns / 8][4], const Weights& p,
-                                                 u64 v) {
+__device__ __forceinline__ void multiply_columns(TileSums<kColumns>& t, const Weights& p, u64 v) {
   ptx::wgmma_fence();
 #pragma unroll
   for (int step = 0; step < kBlockKV / kGranule; ++step) {
@@ -1204,7 +1205,7 @@ __device__ __forceinline__ void multiply_columns(float (&t)[1][kColumns / 8][4],
 }
 
 template <int kColumn, int kColumns>
-__device__ __forceinline__ void add_columns(Accumulator& o, const float (&t)[1][kColumns / 8][4]) {
+__device__ __forceinline__ void add_columns(Accumulator& o, const TileSums<kColumns>& t) {
 #pragma unroll
   for (int i = 0; i < kColumns / 2; ++i) {
     float& sum = o[0][kColumn / 8 + i / 4][i % 4];
@@ -1219,7 +1220,7 @@ __device__ __forceinline__ void add_values(Accumulator& o, Weights& p, u64 v, co
   constexpr int kLeft = kRowsV - kColumn, kRest = kLeft % kColumnsAtOnce;
   constexpr int kColumns = kRest > 0 ? kRest : kColumnsAtOnce;
   constexpr bool kFirst = kColumn == 0, kLast = kLeft == kColumns;
-  float t[1][kColumns / 8][4];
+  TileSums<kColumns> t;
   if constexpr (kFirst && !kLast) check();
   multiply_columns<kColumn, kColumns>(t, p, v);
   finish_products<0>(t);
@@ -1666,7 +1667,7 @@ v3_fwd_sm90a_e4m3_d128_causal_12453b3c(
       few_scores(few, q_rows, shared.k[at.slot], 32 * step);
       finish(few, 32 * step);
     };
-    const auto check = [&](auto&... t) {
+    add_values(o, p, descriptor_of(values), [&](auto&... t) {
       if (__any_sync(~0u, fmaxf(sum[0], sum[1]) > kLargestWeight)) {  // no weight exceeds its sum
         const bool moves[2] = {has_largest(p, 0), has_largest(p, 1)};
         if (__any_sync(~0u, moves[0] || moves[1])) {
@@ -1676,8 +1677,7 @@ v3_fwd_sm90a_e4m3_d128_causal_12453b3c(
       }
       row.sum[0] += sum[0];
       row.sum[1] += sum[1];
-    };
-    add_values(o, p, descriptor_of(values), check);
+    });
     if (tells()) {
       ptx::mbarrier_arrive(&shared.empty_k[at.slot]);
       ptx::mbarrier_arrive(&shared.empty_v[at.slot]);

@@ -49,7 +49,7 @@
 //   0c938b81  device/key_order.cuh
 //   40c1a5c4  device/load_v3.cuh
 //   6718b7d2  device/mask.cuh
-//   d2eac8fc  device/matmul_wgmma.cuh
+//   fd0a4b10  device/matmul_wgmma.cuh
 //   06eb1102  device/matrix_descriptor.cuh
 //   772adaad  device/mbarrier.cuh
 //   c14b7bd0  device/quantise_e4m3.cuh
@@ -57,7 +57,7 @@
 //   56ce5a2e  device/rows.cuh
 //   8060ae93  device/schedule.cuh
 //   b274dbf8  device/score_factor.cuh
-//   5b797d83  device/shared_v3.cuh
+//   130b7686  device/shared_v3.cuh
 //   1ad9cd93  device/softmax_lazy_e4m3.cuh
 //   17509448  device/span.cuh
 //   18b4c16b  device/store_tma.cuh
@@ -66,8 +66,8 @@
 //   689d4211  device/turn.cuh
 //   c2706fe3  device/types.cuh
 //   8c999b4d  device/weights_e4m3.cuh
-//   83bfd96d  kernels/v3_fwd.cu
-//   eb3b1bf4  parts/constants_v3.cuh
+//   c91c937f  kernels/v3_fwd.cu
+//   e61ec6e9  parts/constants_v3.cuh
 //   5a818b86  parts/main_arrays.cuh
 //   25b3c27d  parts/main_options.cuh
 //   fb1f2088  parts/main_v3.cu
@@ -111,15 +111,14 @@
 // "incoherent": true, "kv_heads": 8, "out_dtype": "bf16", "pass": "fwd", "scale":
 // 0.08838834764831843, "scales": "block", "seq": 8192, "seq_kv": 8192, "softcap": 0.0, "varlen":
 // false, "window": [-1, -1]}, "schema": "fasim.plan/1", "slots": 132, "smem_bytes": 166912}
-// ---- the rest of the file has sha256 d80edb9b5e6261c75dcda495edeb61b56dc43641fd4c473a38f800c65b28f558
+// ---- the rest of the file has sha256 880fb20feb73b052ace7e474d336c416e8bb6060cb337c658390e9d73297b822
 // FlashAttention-3, forward (Shah et al. 2024, algorithms 1 and 2).
 //
 // A block stays on its SM and works on one tile of queries after the other. One warpgroup, the producer,
 // gives its registers away and loads by TMA; the others, the consumers, multiply on the tensor cores 64
-// rows each (wgmma). A consumer's products run in the background: while it turns the scores of a tile of
-// keys into weights, the values of the tile before are summed. The stream of tiles does not end with a
-// tile of queries: the first scores of the next are computed while O leaves. Consumers take turns to start
-// their products, so that the softmax of one runs under the products of another.
+// rows each (wgmma). In e4m3 a consumer does one thing after the other: the scores of a tile of keys, their
+// weights, the weighted values, which take the registers that the scores have left. Exponentials take
+// longer than products here, and those of one consumer run beside the products of another.
 //
 //   paper   here                    paper   here
 //   B_r     kBlockQ                 T_r     q_blocks
@@ -190,7 +189,8 @@ static_assert(kConsumers * 64 == kBlockQ && 1 <= kConsumers && kConsumers <= 3, 
 static_assert(kBlockKV % kGranule == 0 && kBlockKV <= 256, "whole steps, one instruction wide");
 static_assert(kSlabsO % kOutputParts == 0, "whole slabs of O");
 static_assert(kSlabsV * kSlabColumns == kBlockKV, "whole slabs of keys");
-static_assert(kBlockKV == kScaleBlock && kScaleBlock % 64 == 0, "rows of a factor are not parted");
+static_assert(kBlockKV == kScaleBlock, "a tile of keys has one scale factor");
+static_assert(kScaleBlock % 64 == 0, "a consumer's queries have one");
 static_assert(128 * (kConsumers * kRegisters + kLoaderRegisters) <= 65536, "one block fits an SM");
 static_assert(kD - kHeadDim < kGranule && kDV - kHeadDimV < kGranule, "zeros to the next step");
 
@@ -859,8 +859,7 @@ struct alignas(1024) SlabTile {
 struct Work {  // a tile of queries, of one head; first_query < 0: there is no more
   int first_query, head;
   int batch;
-  // Makes real numbers of a consumer's Q K^T, but for K's scales; softmax's included.
-  float score_factor[kConsumers];
+  float score_factor[kConsumers];  // of Q, and softmax's scale; those of K come with its tiles
 };
 
 constexpr int kWorks = 4;  // that someone may still ask about: the loader is at most two ahead
@@ -1209,9 +1208,11 @@ __device__ __forceinline__ void finish_products(float (&result)[1][kTiles][4]) {
 // t = P V, for columns from kColumn on: P in registers, V with the keys contiguous. These products keep few
 // bits below the largest, so that a tile of keys has sums of its own, and fp32 those of all. They take
 // the registers that the scores have left.
+template <int kColumns>
+using TileSums = float[1][kColumns / 8][4];
+
 template <int kColumn, int kColumns>
-__device__ __forceinline__ void multiply_columns(float (&t)[1][kColumns / 8][4], const Weights& p,
-                                                 u64 v) {
+__device__ __forceinline__ void multiply_columns(TileSums<kColumns>& t, const Weights& p, u64 v) {
   ptx::wgmma_fence();
 #pragma unroll
   for (int step = 0; step < kBlockKV / kGranule; ++step) {
@@ -1223,12 +1224,11 @@ __device__ __forceinline__ void multiply_columns(float (&t)[1][kColumns / 8][4],
 }
 
 template <int kColumn, int kColumns>
-__device__ __forceinline__ void add_columns(Accumulator& o, const float (&t)[1][kColumns / 8][4],
-                                            float factor) {
+__device__ __forceinline__ void add_columns(Accumulator& o, const TileSums<kColumns>& t, float by) {
 #pragma unroll
   for (int i = 0; i < kColumns / 2; ++i) {
     float& sum = o[0][kColumn / 8 + i / 4][i % 4];
-    const float scale = kColumn + i / 4 * 8 < kDV ? factor : 1.f;  // the ones have none
+    const float scale = kColumn + i / 4 * 8 < kDV ? by : 1.f;  // the ones have none
     sum = fmaf(t[0][i / 4][i % 4], scale, sum);
   }
 }
@@ -1236,18 +1236,18 @@ __device__ __forceinline__ void add_columns(Accumulator& o, const float (&t)[1][
 // o += P V. `check` may change P and what is summed in o. It is asked before the products start; where one
 // round of them is all, once they are done, with their sums: then they started as soon as P was there.
 template <int kColumn = 0, typename Check>
-__device__ __forceinline__ void add_values(Accumulator& o, Weights& p, u64 v, const Check& check,
-                                           float factor) {
+__device__ __forceinline__ void add_values(Accumulator& o, Weights& p, u64 v, float by,
+                                           const Check& check) {
   constexpr int kLeft = kRowsV - kColumn, kRest = kLeft % kColumnsAtOnce;
   constexpr int kColumns = kRest > 0 ? kRest : kColumnsAtOnce;
   constexpr bool kFirst = kColumn == 0, kLast = kLeft == kColumns;
-  float t[1][kColumns / 8][4];
+  TileSums<kColumns> t;
   if constexpr (kFirst && !kLast) check();
   multiply_columns<kColumn, kColumns>(t, p, v);
   finish_products<0>(t);
   if constexpr (kFirst && kLast) check(t);
-  add_columns<kColumn, kColumns>(o, t, factor);
-  if constexpr (!kLast) add_values<kColumn + kColumns>(o, p, v, check, factor);
+  add_columns<kColumn, kColumns>(o, t, by);
+  if constexpr (!kLast) add_values<kColumn + kColumns>(o, p, v, by, check);
 }
 
 // ---- Online softmax, lazily ---------------------------------------------------------------------
@@ -1968,7 +1968,7 @@ v3_fwd_sm90a_e4m3_d128_causal_frombf16_incoherent_4a8d96bc(
       multiply(few, key_factor);
       finish(few, 32 * step);
     };
-    const auto check = [&](auto&... t) {
+    add_values(o, p, descriptor_of(values), shared.value_factors[at.slot], [&](auto&... t) {
       if (__any_sync(~0u, fmaxf(sum[0], sum[1]) > kLargestWeight)) {  // no weight exceeds its sum
         const bool moves[2] = {has_largest(p, 0), has_largest(p, 1)};
         if (__any_sync(~0u, moves[0] || moves[1])) {
@@ -1978,8 +1978,7 @@ v3_fwd_sm90a_e4m3_d128_causal_frombf16_incoherent_4a8d96bc(
       }
       row.sum[0] += sum[0];
       row.sum[1] += sum[1];
-    };
-    add_values(o, p, descriptor_of(values), check, shared.value_factors[at.slot]);
+    });
     if (tells()) {
       ptx::mbarrier_arrive(&shared.empty_k[at.slot]);
       ptx::mbarrier_arrive(&shared.empty_v[at.slot]);

@@ -569,7 +569,8 @@ function makeModel(C, GPUS) {
     const instructions = C.SOFTMAX_INSTRUCTIONS + options, exponentials = (mufu * scores) / r.mufu;
     const columns = valueColumns(p, variant), tensor = (2 * scores * (p.d + columns)) / r.matmul_flops;
     if (variant === "v3") {
-      const groups = Math.floor(t.warps / C.WARPGROUP), sums = transposes(variant, p) ? (C.E4M3_COLUMN * t.m * columns) / r.lanes : 0;
+      const groups = Math.floor(t.warps / C.WARPGROUP);
+      const sums = transposes(variant, p) ? (C.E4M3_COLUMN * t.m * columns) / r.lanes + C.E4M3_SHOWS * tensor : 0;
       return { tensor, softmax: beside(exponentials, (options * scores) / r.lanes) + sums, smem: (groups * kv + q + kv) / r.smem_bytes, l2: kv / r.l2_bytes, fill: kv };
     }
     const busy = Math.min(1, (t.warps * Math.max(t.blocks, 1)) / 4), reread = p.dtype === "fp32" ? C.FP32_REREAD : 1;

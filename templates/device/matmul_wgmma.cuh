@@ -60,15 +60,17 @@ __device__ __forceinline__ void finish_products(float (&result)[1][kTiles][4]) {
   ptx::wgmma_fence_registers(flat(result));
 }
 //% if kernel.scaled
-//% set parameter = "float factor" if kernel.scales == "block" else ""
-//% set argument = ", factor" if kernel.scales == "block" else ""
+//% set parameter = ", float by" if kernel.scales == "block" else ""
+//% set argument = ", by" if kernel.scales == "block" else ""
 
 // t = P V, for columns from kColumn on: P in registers, V with the keys contiguous. These products keep few
 // bits below the largest, so that a tile of keys has sums of its own, and fp32 those of all. They take
 // the registers that the scores have left.
+template <int kColumns>
+using TileSums = float[1][kColumns / 8][4];
+
 template <int kColumn, int kColumns>
-__device__ __forceinline__ void multiply_columns(float (&t)[1][kColumns / 8][4], const Weights& p,
-                                                 u64 v) {
+__device__ __forceinline__ void multiply_columns(TileSums<kColumns>& t, const Weights& p, u64 v) {
   ptx::wgmma_fence();
 #pragma unroll
   for (int step = 0; step < kBlockKV / kGranule; ++step) {
@@ -80,12 +82,12 @@ __device__ __forceinline__ void multiply_columns(float (&t)[1][kColumns / 8][4],
 }
 
 template <int kColumn, int kColumns>
-__device__ __forceinline__ void add_columns(Accumulator& o, const float (&t)[1][kColumns / 8][4]$(",\n" ~ " " * 44 ~ parameter if parameter)) {
+__device__ __forceinline__ void add_columns(Accumulator& o, const TileSums<kColumns>& t$(parameter)) {
 #pragma unroll
   for (int i = 0; i < kColumns / 2; ++i) {
     float& sum = o[0][kColumn / 8 + i / 4][i % 4];
 //% if kernel.scales == "block"
-    const float scale = kColumn + i / 4 * 8 < kDV ? factor : 1.f;  // the ones have none
+    const float scale = kColumn + i / 4 * 8 < kDV ? by : 1.f;  // the ones have none
     sum = fmaf(t[0][i / 4][i % 4], scale, sum);
 //% else
     sum += t[0][i / 4][i % 4];
@@ -96,16 +98,21 @@ __device__ __forceinline__ void add_columns(Accumulator& o, const float (&t)[1][
 // o += P V. `check` may change P and what is summed in o. It is asked before the products start; where one
 // round of them is all, once they are done, with their sums: then they started as soon as P was there.
 template <int kColumn = 0, typename Check>
-__device__ __forceinline__ void add_values(Accumulator& o, Weights& p, u64 v, const Check& check$(",\n" ~ " " * 43 ~ parameter if parameter)) {
+//% if kernel.scales == "block"
+__device__ __forceinline__ void add_values(Accumulator& o, Weights& p, u64 v, float by,
+                                           const Check& check) {
+//% else
+__device__ __forceinline__ void add_values(Accumulator& o, Weights& p, u64 v, const Check& check) {
+//% endif
   constexpr int kLeft = kRowsV - kColumn, kRest = kLeft % kColumnsAtOnce;
   constexpr int kColumns = kRest > 0 ? kRest : kColumnsAtOnce;
   constexpr bool kFirst = kColumn == 0, kLast = kLeft == kColumns;
-  float t[1][kColumns / 8][4];
+  TileSums<kColumns> t;
   if constexpr (kFirst && !kLast) check();
   multiply_columns<kColumn, kColumns>(t, p, v);
   finish_products<0>(t);
   if constexpr (kFirst && kLast) check(t);
   add_columns<kColumn, kColumns>(o, t$(argument));
-  if constexpr (!kLast) add_values<kColumn + kColumns>(o, p, v, check$(argument));
+  if constexpr (!kLast) add_values<kColumn + kColumns>(o, p, v$(argument), check);
 }
 //% endif

@@ -13,8 +13,7 @@ struct Work {  // a tile of queries, of one head; first_query < 0: there is no m
   int batch;
 //% endif
 //% if kernel.scales == "block"
-  // Makes real numbers of a consumer's Q K^T, but for K's scales; softmax's included.
-  float score_factor[kConsumers];
+  float score_factor[kConsumers];  // of Q, and softmax's scale; those of K come with its tiles
 //% elif kernel.scaled
   float score_factor;  // makes real numbers of Q K^T, softmax's scale included
   float value_factor;  // and of V

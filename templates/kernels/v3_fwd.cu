@@ -2,10 +2,16 @@
 //
 // A block stays on its SM and works on one tile of queries after the other. One warpgroup, the producer,
 // gives its registers away and loads by TMA; the others, the consumers, multiply on the tensor cores 64
+//% if kernel.scaled
+// rows each (wgmma). In e4m3 a consumer does one thing after the other: the scores of a tile of keys, their
+// weights, the weighted values, which take the registers that the scores have left. Exponentials take
+// longer than products here, and those of one consumer run beside the products of another.
+//% else
 // rows each (wgmma). A consumer's products run in the background: while it turns the scores of a tile of
 // keys into weights, the values of the tile before are summed. The stream of tiles does not end with a
 // tile of queries: the first scores of the next are computed while O leaves. Consumers take turns to start
 // their products, so that the softmax of one runs under the products of another.
+//% endif
 //
 //   paper   here                    paper   here
 //   B_r     kBlockQ                 T_r     q_blocks
@@ -365,7 +371,7 @@ $(parameters(kernel))) {
 //% endif
       finish(few, 32 * step);
     };
-    const auto check = [&](auto&... t) {
+    add_values(o, p, descriptor_of(values)$(", shared.value_factors[at.slot]" if kernel.scales == "block"), [&](auto&... t) {
       if (__any_sync(~0u, fmaxf(sum[0], sum[1]) > kLargestWeight)) {  // no weight exceeds its sum
         const bool moves[2] = {has_largest(p, 0), has_largest(p, 1)};
         if (__any_sync(~0u, moves[0] || moves[1])) {
@@ -375,8 +381,7 @@ $(parameters(kernel))) {
       }
       row.sum[0] += sum[0];
       row.sum[1] += sum[1];
-    };
-    add_values(o, p, descriptor_of(values), check$(", shared.value_factors[at.slot]" if kernel.scales == "block"));
+    });
     if (tells()) {
       ptx::mbarrier_arrive(&shared.empty_k[at.slot]);
       ptx::mbarrier_arrive(&shared.empty_v[at.slot]);

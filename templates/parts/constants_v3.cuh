@@ -56,7 +56,8 @@ static_assert(kSlabsO % kOutputParts == 0, "whole slabs of O");
 //% if kernel.scaled
 static_assert(kSlabsV * kSlabColumns == kBlockKV, "whole slabs of keys");
 //% if kernel.scales == "block"
-static_assert(kBlockKV == kScaleBlock && kScaleBlock % 64 == 0, "rows of a factor are not parted");
+static_assert(kBlockKV == kScaleBlock, "a tile of keys has one scale factor");
+static_assert(kScaleBlock % 64 == 0, "a consumer's queries have one");
 //% endif
 //% endif
 static_assert(128 * (kConsumers * kRegisters + kLoaderRegisters) <= 65536, "one block fits an SM");

@@ -324,14 +324,14 @@ BLOCKS = (
     ),
     Bug(
         "V's blocks have no scale factor",
-        "kColumn + i / 4 * 8 < kDV ? factor : 1.f",
+        "kColumn + i / 4 * 8 < kDV ? by : 1.f",
         "1.f",
         kernel="blocks",
     ),
     Bug(
         "the ones are scaled as V is",
-        "kColumn + i / 4 * 8 < kDV ? factor : 1.f",
-        "factor",
+        "kColumn + i / 4 * 8 < kDV ? by : 1.f",
+        "by",
         kernel="blocks",
     ),
     Bug(
