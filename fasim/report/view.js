@@ -699,8 +699,9 @@ function writeNow(done, sim) {
 
 function captionOf(view) {
   const w = words(), kitchen = state.kitchen && w.kitchenCaptions, told = (kitchen || w.captions)[view];
-  const more = !kitchen && MODEL.transposes(state.version, state.problem) ? w.transposed[view] : "";
-  return [typeof told === "string" ? told : told[state.version], more].filter(Boolean).join(" ");
+  const serial = MODEL.transposes(state.version, state.problem), more = !kitchen && serial ? w.transposed[view] : "";
+  const own = typeof told === "string" ? told : (serial && told.serial) || told[state.version];
+  return [own, more].filter(Boolean).join(" ");
 }
 
 function drawStatic() {

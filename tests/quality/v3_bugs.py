@@ -114,7 +114,7 @@ READ = (
     "    if (leads) ptx::cp_async_bulk_wait_group_read<0>();"
     "  // what lay here before has been read\n"
 )
-STORE_BARRIER = "    ptx::bar_sync(kStoreBarrier + consumer, 128);\n"
+STORE_BARRIER = "    ptx::bar_sync(kConsumerBarrier + consumer, 128);\n"
 EPILOGUE = "    ptx::fence_proxy_async();\n" + STORE_BARRIER
 FENCED = """__device__ __forceinline__ void start_values(Accumulator& o, const Weights& p, u64 v) {
   ptx::wgmma_fence();
@@ -504,8 +504,8 @@ OPTIONS = (
     ),
     Bug(
         "scores computed again have no bias",
-        "      finish_scores(s, terms, warp_query, key,",
-        "      if (column == 0) finish_scores(s, terms, warp_query, key,",
+        "    finish_scores(s, terms, warp_query, key,",
+        "    if (column == 0) finish_scores(s, terms, warp_query, key,",
         RIGHT,
         "alibi",
         FALLING,

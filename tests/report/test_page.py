@@ -194,6 +194,7 @@ def test_v_is_laid_out_before_the_rest_starts(tmp_path: Path, browser: Any) -> N
     path, entry = written(tmp_path, "v3", "h200", {**E4M3, "kv_heads": 4})
     shown = Shown(browser, path)
     assert "Vᵀ" in shown.text("#memory .caption")
+    assert "one after the other" in shown.text("#lanes .caption")  # no turns, nothing behind
     shown.page.evaluate("seek(simOf('v3').begun / 2)")
     states = shown.page.locator("#lane-now li").all_inner_texts()
     assert states[0].startswith("V3 transposer: load V")
