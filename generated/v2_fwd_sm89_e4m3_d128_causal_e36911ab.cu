@@ -44,7 +44,7 @@
 //   6364541a  device/tile.cuh
 //   c2706fe3  device/types.cuh
 //   80063cad  device/values_e4m3.cuh
-//   8c999b4d  device/weights_e4m3.cuh
+//   8715e91b  device/weights_e4m3.cuh
 //   8792d681  device/words.cuh
 //   b258f583  kernels/v2_fwd.cu
 //   77f6d870  parts/constants.cuh
@@ -71,7 +71,7 @@
 // "head_dim_v": 128, "heads": 32, "incoherent": false, "kv_heads": 8, "out_dtype": "bf16", "pass":
 // "fwd", "scale": 0.08838834764831843, "scales": "head", "seq": 4096, "seq_kv": 4096, "softcap":
 // 0.0, "varlen": false, "window": [-1, -1]}, "schema": "fasim.plan/1", "smem_bytes": 49152}
-// ---- the rest of the file has sha256 81ed16155064d3521eff3a189b214f5b9e754ae65fdb292007c0a63e828b3e22
+// ---- the rest of the file has sha256 d8a4dd1eb63ede1a3ba25cbc2b473be3842acc698dc9983c33f6e956182e5069
 // FlashAttention-2, forward (Dao 2023, algorithm 1).
 //
 // One thread block per block of queries. It walks the keys and values once, from the last tile to
@@ -460,7 +460,6 @@ __device__ __forceinline__ void scores(Scores& s, const Element* q_tile, const E
 // 2t, 2t + 1, 2t + 8 and 2t + 9, and takes them for 4t to 4t + 3: the order of a sum is free, and V
 // is read in the same one.
 using Weights = u32[kRowTiles][kStepKV / 32][4];
-
 __device__ __forceinline__ void round_weights(Weights& p, const Scores& s) {
 #pragma unroll
   for (int i = 0; i < kRowTiles * kStepKV / 8; ++i) {

@@ -35,7 +35,7 @@
 //   76c2f1b5  device/integers.cuh
 //   40c1a5c4  device/load_v3.cuh
 //   6718b7d2  device/mask.cuh
-//   fd0a4b10  device/matmul_wgmma.cuh
+//   556824ed  device/matmul_wgmma.cuh
 //   06eb1102  device/matrix_descriptor.cuh
 //   772adaad  device/mbarrier.cuh
 //   c92fb41f  device/rescore.cuh

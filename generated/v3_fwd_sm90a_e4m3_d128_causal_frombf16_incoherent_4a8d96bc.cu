@@ -49,7 +49,7 @@
 //   0c938b81  device/key_order.cuh
 //   40c1a5c4  device/load_v3.cuh
 //   6718b7d2  device/mask.cuh
-//   fd0a4b10  device/matmul_wgmma.cuh
+//   556824ed  device/matmul_wgmma.cuh
 //   06eb1102  device/matrix_descriptor.cuh
 //   772adaad  device/mbarrier.cuh
 //   c14b7bd0  device/quantise_e4m3.cuh
@@ -65,7 +65,7 @@
 //   3167b13b  device/timeline.cuh
 //   689d4211  device/turn.cuh
 //   c2706fe3  device/types.cuh
-//   8c999b4d  device/weights_e4m3.cuh
+//   8715e91b  device/weights_e4m3.cuh
 //   c91c937f  kernels/v3_fwd.cu
 //   e61ec6e9  parts/constants_v3.cuh
 //   5a818b86  parts/main_arrays.cuh
@@ -111,7 +111,7 @@
 // "incoherent": true, "kv_heads": 8, "out_dtype": "bf16", "pass": "fwd", "scale":
 // 0.08838834764831843, "scales": "block", "seq": 8192, "seq_kv": 8192, "softcap": 0.0, "varlen":
 // false, "window": [-1, -1]}, "schema": "fasim.plan/1", "slots": 132, "smem_bytes": 166912}
-// ---- the rest of the file has sha256 880fb20feb73b052ace7e474d336c416e8bb6060cb337c658390e9d73297b822
+// ---- the rest of the file has sha256 bebf20cb6dedb8470e5395f0121ebb449af1427477985554eec48a8f7a6cad5b
 // FlashAttention-3, forward (Shah et al. 2024, algorithms 1 and 2).
 //
 // A block stays on its SM and works on one tile of queries after the other. One warpgroup, the producer,
@@ -1104,19 +1104,6 @@ __device__ __forceinline__ u32 chunk_address(const SlabTile<kRows, kTileSlabs>& 
 // is read in the same one.
 using Weights = u32[kRowTiles][kStepKV / 32][4];
 
-__device__ __forceinline__ void round_weights(Weights& p, const Scores& s) {
-#pragma unroll
-  for (int i = 0; i < kRowTiles * kStepKV / 8; ++i) {
-    const int tile = i / (kStepKV / 8), step = i / 4 % (kStepKV / 32), part = i % 4;
-    const int n = 4 * step + part / 2 * 2, row = part % 2 * 2;
-    const float (&first)[4] = s[tile][n];
-    const float (&later)[4] = s[tile][n + 1];  // 8 keys later
-    const u32 low = ptx::cvt_e4m3x2(first[row], first[row + 1]);
-    const u32 high = ptx::cvt_e4m3x2(later[row], later[row + 1]);
-    p[tile][step][part] = low | high << 16;
-  }
-}
-
 // ---- Again --------------------------------------------------------------------------------------
 // Products of 16 rows by the instructions that a warp can issue alone, for the rare tile whose scores were
 // given up for weights that turned out too large: its scores for 32 keys,
@@ -1205,12 +1192,12 @@ __device__ __forceinline__ void finish_products(float (&result)[1][kTiles][4]) {
   ptx::wgmma_wait_group<kLeft>();
   ptx::wgmma_fence_registers(flat(result));
 }
-// t = P V, for columns from kColumn on: P in registers, V with the keys contiguous. These products keep few
-// bits below the largest, so that a tile of keys has sums of its own, and fp32 those of all. They take
-// the registers that the scores have left.
+// These products keep few bits below the largest, so that a tile of keys has sums of its own, and fp32
+// those of all. They take the registers that the scores have left.
 template <int kColumns>
 using TileSums = float[1][kColumns / 8][4];
 
+// t = P V, for columns from kColumn on: P in registers, V with the keys contiguous.
 template <int kColumn, int kColumns>
 __device__ __forceinline__ void multiply_columns(TileSums<kColumns>& t, const Weights& p, u64 v) {
   ptx::wgmma_fence();

@@ -63,12 +63,12 @@ __device__ __forceinline__ void finish_products(float (&result)[1][kTiles][4]) {
 //% set parameter = ", float by" if kernel.scales == "block" else ""
 //% set argument = ", by" if kernel.scales == "block" else ""
 
-// t = P V, for columns from kColumn on: P in registers, V with the keys contiguous. These products keep few
-// bits below the largest, so that a tile of keys has sums of its own, and fp32 those of all. They take
-// the registers that the scores have left.
+// These products keep few bits below the largest, so that a tile of keys has sums of its own, and fp32
+// those of all. They take the registers that the scores have left.
 template <int kColumns>
 using TileSums = float[1][kColumns / 8][4];
 
+// t = P V, for columns from kColumn on: P in registers, V with the keys contiguous.
 template <int kColumn, int kColumns>
 __device__ __forceinline__ void multiply_columns(TileSums<kColumns>& t, const Weights& p, u64 v) {
   ptx::wgmma_fence();

@@ -2,6 +2,7 @@
 // 2t, 2t + 1, 2t + 8 and 2t + 9, and takes them for 4t to 4t + 3: the order of a sum is free, and V
 // is read in the same one.
 using Weights = u32[kRowTiles][kStepKV / 32][4];
+//% if kernel.algo != "v3"
 
 __device__ __forceinline__ void round_weights(Weights& p, const Scores& s) {
 #pragma unroll
@@ -15,3 +16,4 @@ __device__ __forceinline__ void round_weights(Weights& p, const Scores& s) {
     p[tile][step][part] = low | high << 16;
   }
 }
+//% endif
