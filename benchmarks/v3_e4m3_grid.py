@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import torch
 from v2_grid import Planned, Shared, geometric_mean, grid, planned, useful_flops
-from v3_grid import PEERS
+from v3_grid import candidate, known_ratios
 
 from fasim import bench, peers
 from fasim.runners import gpu
@@ -57,12 +57,6 @@ def arrays_of(one: Planned, rounded: dict[str, torch.Tensor]) -> dict[str, Share
     return arrays | ones
 
 
-def candidate(name: str, one: Planned, arrays: dict[str, Shared]) -> bench.Candidate:
-    problem, entry, kernel = one
-    call = gpu.launch_on_device(kernel, arrays, kernel.plan.launch_for(problem))
-    return bench.Candidate(name, call, entry.time.seconds)
-
-
 def alone(one: Planned, arrays: dict[str, Shared]) -> bench.Candidate:
     """The last kernel of a launch, with what those before it left: of zeros it would be faster."""
     problem, _, kernel = one
@@ -83,7 +77,7 @@ def as_bytes(array: gpu.DeviceArray) -> torch.Tensor:
     return torch.as_tensor(view(), device="cuda")
 
 
-def row(e4m3: Planned, bf16: Planned, known: dict[Any, float]) -> Any:
+def row(e4m3: Planned, bf16: Planned, known: dict[tuple[int, int, bool], float]) -> Any:
     problem, entry, kernel = e4m3
     timings = {timing.name: timing for timing in bench.interleave(candidates(e4m3, bf16))}
     rates = {name: useful_flops(problem) / t.seconds / 1e12 for name, t in timings.items()}
@@ -103,17 +97,6 @@ def row(e4m3: Planned, bf16: Planned, known: dict[Any, float]) -> Any:
         "over_bar": over,
         "ratios": ratios,
         "timings": [timing.to_json() for timing in timings.values()],
-    }
-
-
-def known_ratios() -> dict[Any, float]:
-    """FA3 in e4m3 over cuDNN in bf16, by head_dim, seq and causal."""
-    rows = [r for r in json.loads(PEERS.read_text()) if r["case"] == "fwd"]
-    rates = {(r["impl"], r["dtype"], r["d"], r["s"], r["causal"]): r["tflops"] for r in rows}
-    return {
-        tuple(where): rate / rates["cudnn", "bf16", *where]
-        for (impl, dtype, *where), rate in rates.items()
-        if (impl, dtype) == ("fa3", "e4m3")
     }
 
 
@@ -139,7 +122,7 @@ def main() -> None:
         ours = pool.map(lambda p: planned(replace(p, **SCALES), "v3"), bf16)
         others = pool.map(lambda p: planned(p, "v3"), bf16)
         pairs = [(a, b) for a, b in zip(list(ours), list(others), strict=True) if a and b]
-    known = known_ratios()
+    known = known_ratios("e4m3")
     rows = [row(a, b, known) for a, b in pairs]
     result = {"device": bench.device(), "summary": summary(rows), "rows": rows}
     print(result["summary"])

@@ -89,14 +89,14 @@ def row(v3: Planned, v2: Planned | None, known: dict[tuple[int, int, bool], floa
     }
 
 
-def known_ratios() -> dict[tuple[int, int, bool], float]:
-    """FA3 over cuDNN by head_dim, seq and causal."""
-    rows = [r for r in json.loads(PEERS.read_text()) if r["case"] == "fwd" and r["dtype"] == "bf16"]
-    rates = {(r["impl"], r["d"], r["s"], r["causal"]): r["tflops"] for r in rows}
+def known_ratios(dtype: str = "bf16") -> dict[tuple[int, int, bool], float]:
+    """FA3 in a type over cuDNN in bf16, by head_dim, seq and causal."""
+    rows = [r for r in json.loads(PEERS.read_text()) if r["case"] == "fwd"]
+    rates = {(r["impl"], r["dtype"], r["d"], r["s"], r["causal"]): r["tflops"] for r in rows}
     return {
-        (d, s, causal): rate / rates["cudnn", d, s, causal]
-        for (name, d, s, causal), rate in rates.items()
-        if name == "fa3"
+        (d, s, causal): rate / rates["cudnn", "bf16", d, s, causal]
+        for (impl, kind, d, s, causal), rate in rates.items()
+        if (impl, kind) == ("fa3", dtype)
     }
 
 

@@ -11,7 +11,7 @@ import json
 import math
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
 from fasim.errors import UsageError
@@ -206,8 +206,7 @@ class KernelSpec:
     @property
     def quantisers(self) -> int:
         """Threads of a block that quantises."""
-        widest = max(self.head_dim, self.head_dim_v)
-        return next(threads for width, threads in QUANTISERS.items() if widest <= width)
+        return quantisers(self)
 
     @property
     def parameters(self) -> str:
@@ -903,6 +902,12 @@ def row_blocks(problem: Problem) -> tuple[int, int, int]:
     return p.batch * p.heads * rows, heads * keys, heads * max(keys, 1)
 
 
+def quantisers(work: KernelSpec | Problem) -> int:
+    """Threads of a block that quantises."""
+    widest = max(work.head_dim, work.head_dim_v)
+    return next(threads for width, threads in QUANTISERS.items() if widest <= width)
+
+
 def matrix_granule(dtype: str) -> int:
     """Elements in 32 bytes of a row, the depth of a matrix product's step (fp32 as 16 bits)."""
     return 32 if dtype == "e4m3" else 16
@@ -926,6 +931,12 @@ def padded_tensors(work: KernelSpec | Problem) -> tuple[str, ...]:
 def takable(head_dim: int) -> int:
     """head_dim rounded up to rows of 16 bits that TMA takes."""
     return -(-head_dim // 8) * 8
+
+
+def widened(problem: Problem) -> Problem:
+    """The problem as V3's main kernel sees it where rows are padded: of rows that TMA takes."""
+    d, dv = takable(problem.head_dim), takable(problem.head_dim_v)
+    return replace(problem, head_dim=d, head_dim_v=dv)
 
 
 def padded_shape(shape: tuple[int, ...]) -> tuple[int, ...]:

@@ -145,8 +145,8 @@ def spans_of(notes: NDArray[np.uint64]) -> Iterator[Span]:
         before = None
         for at, n, act in _in_order(of_role, start):
             what = ACTS[act]
-            yield Span(role, what, n, at if before is None or i == len(notes) - 1 else before, at)
-            before = at
+            yield Span(role, what, n, at if before is None else before, at)
+            before = None if role == "producer" else at  # a load takes no time of its own
 
 
 def _in_order(notes: NDArray[np.uint64], start: int) -> list[tuple[int, int, str]]:

@@ -24,11 +24,11 @@ from fasim.plan import (
     padded_tensors,
     row_blocks,
     scale_shapes,
-    takable,
     transposed_shape,
     transposes,
     v3_layouts,
     v3_smem,
+    widened,
 )
 from fasim.problem import Problem
 
@@ -536,8 +536,7 @@ def _flash_hbm(problem: Problem, algo: str, pass_: str) -> HbmBytes:
 
 def _padded_workspace(problem: Problem) -> int:
     """Copies of what has rows that TMA does not take."""
-    d, dv = takable(problem.head_dim), takable(problem.head_dim_v)
-    wide = vars(Tensors.of(replace(problem, head_dim=d, head_dim_v=dv)))
+    wide = vars(Tensors.of(widened(problem)))
     return sum(wide[name] for name in padded_tensors(problem))
 
 

@@ -22,15 +22,15 @@ from fasim.plan import (
     ABREAST,
     PADDED,
     PADDED_BYTES,
-    QUANTISERS,
     SCALE_INPUTS,
     WARPGROUP_ROWS,
     padded_tensors,
+    quantisers,
     row_blocks,
     scale_shapes,
-    takable,
     transposed_shape,
     transposes,
+    widened,
 )
 from fasim.problem import Problem
 
@@ -235,8 +235,7 @@ def _scale_factors(problem: Problem) -> tuple[dict[str, int], dict[str, int]]:
     write = {name: 4 * math.prod(shape) for name, shape in scale_shapes(problem).items()}
     if problem.scales == "block":
         return {}, write
-    widest, blocks = max(problem.head_dim, problem.head_dim_v), row_blocks(problem)
-    threads = next(count for width, count in QUANTISERS.items() if widest <= width)
+    threads, blocks = quantisers(problem), row_blocks(problem)
     read = {name: 4 * threads * n for name, n in zip(SCALE_INPUTS, blocks, strict=True)}
     most = {"most": 4 * sum(blocks)}
     return {**read, **most}, {**write, **most}
@@ -245,13 +244,6 @@ def _scale_factors(problem: Problem) -> tuple[dict[str, int], dict[str, int]]:
 def pads(problem: Problem, algo: str, pass_: str) -> tuple[str, ...]:
     """Tensors that kernels of their own copy to, or O from, rows that TMA takes."""
     return padded_tensors(problem) if (algo, pass_) == ("v3", "fwd") else ()
-
-
-def widened(problem: Problem) -> Problem:
-    """The problem as V3's main kernel sees it then: of rows that TMA takes."""
-    return replace(
-        problem, head_dim=takable(problem.head_dim), head_dim_v=takable(problem.head_dim_v)
-    )
 
 
 def padding(problem: Problem) -> Bytes:
