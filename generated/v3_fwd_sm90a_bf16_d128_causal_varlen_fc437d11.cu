@@ -44,8 +44,9 @@
 //   c92fb41f  device/rescore.cuh
 //   56ce5a2e  device/rows.cuh
 //   8060ae93  device/schedule.cuh
+//   a17d037f  device/settled_rows.cuh
 //   130b7686  device/shared_v3.cuh
-//   9f60f6b5  device/softmax_in_place.cuh
+//   3cca73a0  device/softmax_in_place.cuh
 //   17509448  device/span.cuh
 //   18b4c16b  device/store_tma.cuh
 //   567f0171  device/tensor_map.cuh
@@ -53,7 +54,7 @@
 //   689d4211  device/turn.cuh
 //   c2706fe3  device/types.cuh
 //   22b08741  device/varlen.cuh
-//   c91c937f  kernels/v3_fwd.cu
+//   5e1beb9b  kernels/v3_fwd.cu
 //   e61ec6e9  parts/constants_v3.cuh
 //   5a818b86  parts/main_arrays.cuh
 //   25b3c27d  parts/main_options.cuh
@@ -98,7 +99,7 @@
 // "fwd", "scale": 0.08838834764831843, "scales": "tensor", "seq": 4096, "seq_kv": 4096, "softcap":
 // 0.0, "varlen": true, "window": [-1, -1]}, "schema": "fasim.plan/1", "slots": 132, "smem_bytes":
 // 230400}
-// ---- the rest of the file has sha256 bff16374157324a308abdbfc93260f07c7229aa8a9f5367f6a3d7440e49e5b50
+// ---- the rest of the file has sha256 e77cea3182018b848d394fced5cf368ca6882775a8854c2c11a2f392f5bc193f
 // FlashAttention-3, forward (Shah et al. 2024, algorithms 1 and 2).
 //
 // A block stays on its SM and works on one tile of queries after the other. One warpgroup, the producer,
@@ -1043,11 +1044,7 @@ __device__ __forceinline__ void finish_products(float (&result)[1][kTiles][4]) {
   ptx::wgmma_fence_registers(flat(result));
 }
 
-// ---- Online softmax, lazily and in place --------------------------------------------------------
-// FlashAttention-3, algorithm 1, with weights relative to an earlier maximum: any reference gives the
-// same result while no weight leaves the range of its type. So scores become weights at once, in their
-// own registers, by one multiply-add and one exponential each. Only where their sum shows that one grew
-// large are the scores computed again, the maximum looked for, and what was summed so far rescaled.
+// ---- Rows and their references ------------------------------------------------------------------
 struct RowState {  // of the two rows of a thread
   float max[2];  // the largest score when it was last looked for
   float sum[2];
@@ -1072,6 +1069,12 @@ __device__ __forceinline__ bool all_settled(const RowState& row, float scale_log
   const bool both = is_settled(row.max[0], scale_log2) && is_settled(row.max[1], scale_log2);
   return __all_sync(~0u, both);
 }
+
+// ---- Online softmax, lazily and in place --------------------------------------------------------
+// FlashAttention-3, algorithm 1, with weights relative to an earlier maximum: any reference gives the
+// same result while no weight leaves the range of its type. So scores become weights at once, in their
+// own registers, by one multiply-add and one exponential each. Only where their sum shows that one grew
+// large are the scores computed again, the maximum looked for, and what was summed so far rescaled.
 
 // Makes these the references of the rows, for what was summed so far too, once it is. A fresh O belongs
 // to other rows: it stays. A row that sees no key keeps no reference.

@@ -50,8 +50,9 @@
 //   56ce5a2e  device/rows.cuh
 //   8060ae93  device/schedule.cuh
 //   b274dbf8  device/score_factor.cuh
+//   a17d037f  device/settled_rows.cuh
 //   130b7686  device/shared_v3.cuh
-//   1ad9cd93  device/softmax_lazy_e4m3.cuh
+//   824649cc  device/softmax_lazy_e4m3.cuh
 //   17509448  device/span.cuh
 //   18b4c16b  device/store_tma.cuh
 //   567f0171  device/tensor_map.cuh
@@ -60,7 +61,7 @@
 //   689d4211  device/turn.cuh
 //   c2706fe3  device/types.cuh
 //   8715e91b  device/weights_e4m3.cuh
-//   c91c937f  kernels/v3_fwd.cu
+//   5e1beb9b  kernels/v3_fwd.cu
 //   e61ec6e9  parts/constants_v3.cuh
 //   5a818b86  parts/main_arrays.cuh
 //   25b3c27d  parts/main_options.cuh
@@ -105,7 +106,7 @@
 // "fwd", "scale": 0.08838834764831843, "scales": "head", "seq": 8192, "seq_kv": 8192, "softcap":
 // 0.0, "varlen": false, "window": [-1, -1]}, "schema": "fasim.plan/1", "slots": 132, "smem_bytes":
 // 166912}
-// ---- the rest of the file has sha256 d552275462fb0d1fcc193b539d0c5a949e52c576da6182da48f9516d7e37c1db
+// ---- the rest of the file has sha256 fec04e140c5f427506d1474f1aadc6d2b1a09612f444c1d2e814d05b06ebd959
 // FlashAttention-3, forward (Shah et al. 2024, algorithms 1 and 2).
 //
 // A block stays on its SM and works on one tile of queries after the other. One warpgroup, the producer,
@@ -1216,25 +1217,7 @@ __device__ __forceinline__ void add_values(Accumulator& o, Weights& p, u64 v, co
   if constexpr (!kLast) add_values<kColumn + kColumns>(o, p, v, check);
 }
 
-// ---- Online softmax, lazily ---------------------------------------------------------------------
-// FlashAttention-3, algorithm 1, with weights relative to an earlier maximum, which changes nothing while
-// none leaves the range of e4m3. Its weight is 2^5: what a row has seen by then may outgrow it 14 times,
-// and 2^-15 of it is not lost. Unit normal scores hardly ever do: of 256 the largest is 2.8 or so, and one
-// above 2.8 + ln 14 comes once in 30 million. So scores become weights at once, rounded and packed; only
-// where a sum tells that one may be too large is it looked for, and if it is, scores are computed again
-// and what was summed so far is rescaled. By then the products with V have begun: they do not wait for
-// an answer that is always no. The first tiles of a row are always looked at, and then those
-// that are twice as far on.
-//
-// A lone large weight need not be a number of e4m3: O is divided by the sum of the rounded weights, with
-// which its rounding goes; the log-sum-exp takes the weights as they are.
-constexpr float kLargestWeight = 448.f;
-
-// Whether a tile is looked at, the so-manieth of those whose keys a row all sees (the others come before).
-__device__ __forceinline__ bool is_looked_at(int tile) {
-  return tile <= 0 || (tile & (tile - 1)) == 0;
-}
-
+// ---- Rows and their references ------------------------------------------------------------------
 struct RowState {  // of the two rows of a thread
   float max[2];  // the largest score when it was last looked for
   float sum[2];
@@ -1257,6 +1240,25 @@ __device__ __forceinline__ bool is_settled(float max, float scale_log2) {
 __device__ __forceinline__ bool all_settled(const RowState& row, float scale_log2) {
   const bool both = is_settled(row.max[0], scale_log2) && is_settled(row.max[1], scale_log2);
   return __all_sync(~0u, both);
+}
+
+// ---- Online softmax, lazily ---------------------------------------------------------------------
+// FlashAttention-3, algorithm 1, with weights relative to an earlier maximum, which changes nothing while
+// none leaves the range of e4m3. Its weight is 2^5: what a row has seen by then may outgrow it 14 times,
+// and 2^-15 of it is not lost. Unit normal scores hardly ever do: of 256 the largest is 2.8 or so, and one
+// above 2.8 + ln 14 comes once in 30 million. So scores become weights at once, rounded and packed; only
+// where a sum tells that one may be too large is it looked for, and if it is, scores are computed again
+// and what was summed so far is rescaled. By then the products with V have begun: they do not wait for
+// an answer that is always no. The first tiles of a row are always looked at, and then those
+// that are twice as far on.
+//
+// A lone large weight need not be a number of e4m3: O is divided by the sum of the rounded weights, with
+// which its rounding goes; the log-sum-exp takes the weights as they are.
+constexpr float kLargestWeight = 448.f;
+
+// Whether a tile is looked at, the so-manieth of those whose keys a row all sees (the others come before).
+__device__ __forceinline__ bool is_looked_at(int tile) {
+  return tile <= 0 || (tile & (tile - 1)) == 0;
 }
 
 // Makes these the references of the rows, for what was summed so far too. A row that sees no key keeps

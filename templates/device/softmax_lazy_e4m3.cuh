@@ -17,30 +17,6 @@ __device__ __forceinline__ bool is_looked_at(int tile) {
   return tile <= 0 || (tile & (tile - 1)) == 0;
 }
 
-struct RowState {  // of the two rows of a thread
-  float max[2];  // the largest score when it was last looked for
-  float sum[2];
-};
-
-// A fused multiply-add takes the exact product from a rounded reference: beyond this exponent the
-// rounding would show, and the difference is taken before it is scaled.
-constexpr float kHugeExponent = 262144.f;
-
-__device__ __forceinline__ void reset(RowState& row) {
-  row = {{-kInfinity, -kInfinity}, {0.f, 0.f}};
-}
-
-// Whether a row has a reference that a fused multiply-add may take away.
-__device__ __forceinline__ bool is_settled(float max, float scale_log2) {
-  return fabsf(max) * scale_log2 < kHugeExponent;
-}
-
-// All rows of the warp.
-__device__ __forceinline__ bool all_settled(const RowState& row, float scale_log2) {
-  const bool both = is_settled(row.max[0], scale_log2) && is_settled(row.max[1], scale_log2);
-  return __all_sync(~0u, both);
-}
-
 // Makes these the references of the rows, for what was summed so far too. A row that sees no key keeps
 // no reference.
 __device__ __forceinline__ void move_to(RowState& row, Accumulator& o, const float (&max)[2],

@@ -110,6 +110,8 @@ constexpr int kTurnBarrier = 1 + kConsumers;  // a consumer's turn to start prod
 
 //% include "device/matmul_wgmma.cuh"
 
+//% include "device/settled_rows.cuh"
+
 //% include "device/softmax_" ~ ("lazy_e4m3" if kernel.scaled else "in_place") ~ ".cuh"
 
 //% include "device/store_tma.cuh"
@@ -166,8 +168,6 @@ $(parameters(kernel))) {
     Loader loader = {shared, &$(map_of(kernel, "k")), &vt_map, kv_heads};
 //% else
     Loader loader = {shared, &$(map_of(kernel, "k")), &$(map_of(kernel, "v"))};
-//% endif
-//% if not kernel.scaled
     int before = 0, before_head = 0;  // the tile whose V is still to come
     Place before_keys = {0, 0};
 //% endif
@@ -245,8 +245,6 @@ $(parameters(kernel))) {
   ptx::setmaxnreg_inc<kRegisters>();
 //% if not kernel.scaled
   const bool leads = threadIdx.x % 128 == 0;
-//% endif
-//% if not kernel.scaled
   if (warpgroup == kConsumers - 1) pass_turn(warpgroup);  // the first one's first turn
 //% endif
 
