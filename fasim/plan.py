@@ -95,8 +95,9 @@ SLAB_BYTES, HOPPER_SMEM = 128, 232448
 # block that transposes.
 ONES, TRANSPOSERS = 1, 128
 TMA_BOX_ROWS = 256  # at most
-# Of P V that V3 multiplies at once, by the computing warps; beside 104 some of 160 registers spill.
-MOST_COLUMNS = {8: 136, 12: 96}
+# Of P V that V3 multiplies at once, by the computing warps: all of so many, else rounds of up to
+# so many, of which two are under way. More would spill.
+ONE_ROUND, MOST_COLUMNS = {8: 136, 12: 96}, {8: 56, 12: 72}
 PADDERS, PADDED_BYTES = 128, 16  # threads of a block that pads rows, and the bytes of each
 # V3 from 16 bits: threads of a block that quantises SCALE_BLOCK rows of up to so many columns, and
 # bytes in which its warps leave their largest numbers.
@@ -949,17 +950,19 @@ def slabs(head_dim: int, dtype: str = "fp16") -> int:
     return math.ceil(head_dim * DTYPE_BYTES[dtype] / SLAB_BYTES)
 
 
-def v3_layouts(head_dim_v: int) -> list[tuple[int, int]]:
+def v3_layouts(work: KernelSpec | Problem) -> list[tuple[int, int]]:
     """(tiles of Q, parts in which O leaves) in the order of preference; the first that fits is
-    taken: a second Q hides where the next tile comes from, parts of O wait for each other."""
-    count = slabs(head_dim_v)
+    taken: a second Q hides where the next tile comes from, parts of O wait for each other. In e4m3
+    the second Q comes first, as O leaves before the next products start."""
+    count = slabs(work.head_dim_v)
     parts = [n for n in range(2, count + 1) if count % n == 0]
-    return [(2, 1), (1, 1), *((1, n) for n in parts)]
+    in_parts = [(2, n) for n in parts if work.dtype == "e4m3"]
+    return [(2, 1), *in_parts, (1, 1), *((1, n) for n in parts)]
 
 
 def v3_layout(work: KernelSpec | Problem, tile: Tile) -> tuple[int, int]:
     """The one of a kernel or a problem."""
-    choices = v3_layouts(work.head_dim_v)
+    choices = v3_layouts(work)
     fitting = (choice for choice in choices if v3_smem(work, tile, *choice) <= HOPPER_SMEM)
     return next(fitting, choices[-1])
 
@@ -993,10 +996,17 @@ def value_box_rows(head_dim_v: int) -> int:
 
 
 def columns_at_once(head_dim_v: int, warps: int) -> int:
-    """Columns of P V that V3 multiplies at once in e4m3: their sums take the scores' registers."""
+    """Columns of P V that a round of V3's products has in e4m3; the first of several has the rest."""
     rows = transposed_rows(head_dim_v)
-    parts = math.ceil(rows / MOST_COLUMNS[warps])
-    return 8 * math.ceil(rows / (8 * parts))
+    if rows <= ONE_ROUND[warps]:
+        return rows
+    most = MOST_COLUMNS[warps]
+    return most if rows % most != 8 else most - 16  # a round of 8 alone costs spills
+
+
+def columns_under_way(head_dim_v: int, warps: int) -> int:
+    """Those of two rounds, if there are two: their sums take the scores' registers."""
+    return min(transposed_rows(head_dim_v), 2 * columns_at_once(head_dim_v, warps))
 
 
 def transposed_shape(problem: Problem) -> tuple[int, ...]:

@@ -35,7 +35,7 @@
 //   ab3ac69d  device/dots.cuh
 //   b09b16a3  device/fragments.cuh
 //   76c2f1b5  device/integers.cuh
-//   6718b7d2  device/mask.cuh
+//   1cbf0c76  device/mask.cuh
 //   4cfecc7b  device/matmul_fma.cuh
 //   88db4618  device/merge.cuh
 //   56ce5a2e  device/rows.cuh

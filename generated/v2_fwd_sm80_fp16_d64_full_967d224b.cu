@@ -32,7 +32,7 @@
 //   9657e602  device/finish.cuh
 //   b09b16a3  device/fragments.cuh
 //   76c2f1b5  device/integers.cuh
-//   6718b7d2  device/mask.cuh
+//   1cbf0c76  device/mask.cuh
 //   70293969  device/matmul_mma.cuh
 //   56ce5a2e  device/rows.cuh
 //   2371af69  device/softmax_lazy.cuh

@@ -33,13 +33,13 @@
 //   b09b16a3  device/fragments.cuh
 //   76c2f1b5  device/integers.cuh
 //   40c1a5c4  device/load_v3.cuh
-//   6718b7d2  device/mask.cuh
-//   556824ed  device/matmul_wgmma.cuh
+//   1cbf0c76  device/mask.cuh
+//   884d4f1a  device/matmul_wgmma.cuh
 //   06eb1102  device/matrix_descriptor.cuh
 //   772adaad  device/mbarrier.cuh
 //   c92fb41f  device/rescore.cuh
 //   56ce5a2e  device/rows.cuh
-//   8060ae93  device/schedule.cuh
+//   3fa2e50b  device/schedule.cuh
 //   a17d037f  device/settled_rows.cuh
 //   130b7686  device/shared_v3.cuh
 //   3cca73a0  device/softmax_in_place.cuh
@@ -49,7 +49,7 @@
 //   3167b13b  device/timeline.cuh
 //   689d4211  device/turn.cuh
 //   c2706fe3  device/types.cuh
-//   5e1beb9b  kernels/v3_fwd.cu
+//   ea7bbef7  kernels/v3_fwd.cu
 //   e61ec6e9  parts/constants_v3.cuh
 //   5a818b86  parts/main_arrays.cuh
 //   25b3c27d  parts/main_options.cuh
@@ -94,7 +94,7 @@
 // "fwd", "scale": 0.0625, "scales": "tensor", "seq": 4096, "seq_kv": 4096, "softcap": 0.0,
 // "varlen": false, "window": [-1, -1]}, "schema": "fasim.plan/1", "slots": 132, "smem_bytes":
 // 230400}
-// ---- the rest of the file has sha256 d6a4e7a7d05afd9b7a784b7da57db2b1013499be3b076334e8c64eda8d51e797
+// ---- the rest of the file has sha256 125d100f7553c60406ccc0b52cad76aa22ac3a6ad3d1f02bb1f0e71768aa2a68
 // FlashAttention-3, forward (Shah et al. 2024, algorithms 1 and 2).
 //
 // A block stays on its SM and works on one tile of queries after the other. One warpgroup, the producer,
@@ -1320,14 +1320,18 @@ v3_fwd_sm90a_bf16_d256_full_c30edfc6(
     const Work& work = shared.works[(round - 2) % kWorks];
     store_output(shared, o, &o_map, work, queries_of(work), span_of(work).seq_q);
   };
-  const auto start = [&](int n) {  // the scores of the n-th tile of keys
+  const auto await_keys = [&](int n) {
     const Turn at = turn<kStages>(n);
-    note(kAsked, n);
     wait(&shared.full_k[at.slot], at.parity);
+  };
+  const auto start = [&](int n) {  // the scores of the n-th tile of keys
+    const int slot = n % kStages;
+    note(kAsked, n);
+    await_keys(n);
     ptx::bar_sync(kTurnBarrier + warpgroup, 256);
     note(kBegan, n);
     start_scores(s, descriptor_of(shared.q[(round - 1) % kQStages][warpgroup]),
-                 descriptor_of(shared.k[at.slot]));
+                 descriptor_of(shared.k[slot]));
   };
   // From products to what softmax sees, for the keys from the tile's `column`-th on.
   const auto finish = [&](auto& s, int column) {

@@ -42,17 +42,17 @@
 //   76c2f1b5  device/integers.cuh
 //   0c938b81  device/key_order.cuh
 //   40c1a5c4  device/load_v3.cuh
-//   6718b7d2  device/mask.cuh
-//   556824ed  device/matmul_wgmma.cuh
+//   1cbf0c76  device/mask.cuh
+//   884d4f1a  device/matmul_wgmma.cuh
 //   06eb1102  device/matrix_descriptor.cuh
 //   772adaad  device/mbarrier.cuh
-//   cae23572  device/rescore_e4m3.cuh
+//   b4e10cc5  device/rescore_e4m3.cuh
 //   56ce5a2e  device/rows.cuh
-//   8060ae93  device/schedule.cuh
+//   3fa2e50b  device/schedule.cuh
 //   b274dbf8  device/score_factor.cuh
 //   a17d037f  device/settled_rows.cuh
 //   130b7686  device/shared_v3.cuh
-//   824649cc  device/softmax_lazy_e4m3.cuh
+//   14139d74  device/softmax_lazy_e4m3.cuh
 //   17509448  device/span.cuh
 //   18b4c16b  device/store_tma.cuh
 //   567f0171  device/tensor_map.cuh
@@ -61,7 +61,7 @@
 //   689d4211  device/turn.cuh
 //   c2706fe3  device/types.cuh
 //   8715e91b  device/weights_e4m3.cuh
-//   5e1beb9b  kernels/v3_fwd.cu
+//   ea7bbef7  kernels/v3_fwd.cu
 //   e61ec6e9  parts/constants_v3.cuh
 //   5a818b86  parts/main_arrays.cuh
 //   25b3c27d  parts/main_options.cuh
@@ -106,7 +106,7 @@
 // "fwd", "scale": 0.08838834764831843, "scales": "head", "seq": 8192, "seq_kv": 8192, "softcap":
 // 0.0, "varlen": false, "window": [-1, -1]}, "schema": "fasim.plan/1", "slots": 132, "smem_bytes":
 // 166912}
-// ---- the rest of the file has sha256 fec04e140c5f427506d1474f1aadc6d2b1a09612f444c1d2e814d05b06ebd959
+// ---- the rest of the file has sha256 9caabcedaad07d346d0de7484462664f96ebf39360aedc666a9b2ea4ff53ad87
 // FlashAttention-3, forward (Shah et al. 2024, algorithms 1 and 2).
 //
 // A block stays on its SM and works on one tile of queries after the other. One warpgroup, the producer,
@@ -917,7 +917,7 @@ __device__ __forceinline__ int visible_keys(int query, int seq_q, int seq_kv) {
 template <int kTiles>
 __device__ __forceinline__ void mask_scores(float (&s)[kRowTiles][kTiles][4], int query, int key,
                                             int seq_q, int seq_kv) {
-  const int lane = threadIdx.x % 32;
+  const int lane = ptx::thread_index() % 32;
 #pragma unroll
   for (int i = 0; i < 2 * kRowTiles; ++i) {
     const int limit = visible_keys(query + 8 * i + lane / 4, seq_q, seq_kv) - key - lane % 4 * 2;
@@ -978,6 +978,13 @@ __device__ __forceinline__ Tiles key_tiles(int first_query, const Span& span) {
   const int begin = 0;
   const int end = keys > 0 ? (keys + kBlockKV - 1) / kBlockKV : 0;
   return end > begin ? Tiles{end, begin} : Tiles{beyond + 1, beyond};
+}
+
+// Those of which some row of a consumer, from `query` on, sees keys.
+__device__ __forceinline__ Tiles seen_tiles(int query, const Span& span) {
+  const int last = min(query + 63, span.seq_q - 1);
+  const int keys = last < query ? 0 : max(visible_keys(last, span), 0);
+  return {(keys + kBlockKV - 1) / kBlockKV, 0};
 }
 
 // Those of which all rows of a consumer, from `query` on, see all keys.
@@ -1093,7 +1100,7 @@ using FewScores = float[1][4][4];
 
 __device__ __forceinline__ void few_scores(FewScores& s, const SlabTile<64, kSlabs>& q,
                                            const SlabTile<kBlockKV, kSlabs>& k, int first) {
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
+  const int thread = ptx::thread_index(), lane = thread % 32, warp = thread / 32 % 4;
   zero(s);
 #pragma unroll 1
   for (int step = 0; step < kD / 32; ++step) {
@@ -1111,7 +1118,7 @@ __device__ __forceinline__ void few_scores(FewScores& s, const SlabTile<64, kSla
 template <int kTiles>
 __device__ __forceinline__ void few_values(float (&t)[1][kTiles][4], const Weights& p,
                                            const bool (&renewed)[2], const SlabTile<kRowsV, 1>& v) {
-  const int lane = threadIdx.x % 32;
+  const int lane = ptx::thread_index() % 32;
 #pragma unroll 1
   for (int n = 0; n < kTiles; ++n) {
     float sums[4] = {0.f, 0.f, 0.f, 0.f};
@@ -1192,29 +1199,58 @@ __device__ __forceinline__ void multiply_columns(TileSums<kColumns>& t, const We
   ptx::wgmma_commit_group();
 }
 
+// Whether the i-th number of O stays 0: beside the sums of weights in its last columns is nothing.
+__device__ __forceinline__ constexpr bool is_beside_ones(int i) {
+  return i >= kDV / 2 && i % 2 == 1;
+}
+
 template <int kColumn, int kColumns>
 __device__ __forceinline__ void add_columns(Accumulator& o, const TileSums<kColumns>& t) {
 #pragma unroll
   for (int i = 0; i < kColumns / 2; ++i) {
+    if (is_beside_ones(kColumn / 2 + i)) continue;
     float& sum = o[0][kColumn / 8 + i / 4][i % 4];
     sum += t[0][i / 4][i % 4];
   }
 }
 
-// o += P V. `check` may change P and what is summed in o. It is asked before the products start; where one
-// round of them is all, once they are done, with their sums: then they started as soon as P was there.
-template <int kColumn = 0, typename Check>
-__device__ __forceinline__ void add_values(Accumulator& o, Weights& p, u64 v, const Check& check) {
-  constexpr int kLeft = kRowsV - kColumn, kRest = kLeft % kColumnsAtOnce;
+// The rounds from kColumn on, while that of the columns before is under way.
+template <int kColumn, int kTiles>
+__device__ __forceinline__ void add_rest(Accumulator& o, const Weights& p, u64 v,
+                                         float (&before)[1][kTiles][4]) {
+  constexpr int kBefore = 8 * kTiles;
+  if constexpr (kColumn < kRowsV) {
+    TileSums<kColumnsAtOnce> t;
+    multiply_columns<kColumn, kColumnsAtOnce>(t, p, v);
+    finish_products<1>(before);
+    add_columns<kColumn - kBefore, kBefore>(o, before);
+    add_rest<kColumn + kColumnsAtOnce>(o, p, v, t);
+  } else {
+    finish_products<0>(before);
+    add_columns<kColumn - kBefore, kBefore>(o, before);
+  }
+}
+
+// o += P V, in rounds of columns: the sums of one join O while the next is under way. `check` may change
+// P and what is summed in o. It is asked before the products start; where one round of them is all, once
+// they are done, with their sums: then they started as soon as P was there. `meanwhile` runs under the
+// first.
+template <typename Check, typename Meanwhile>
+__device__ __forceinline__ void add_values(Accumulator& o, Weights& p, u64 v, const Check& check,
+                                           const Meanwhile& meanwhile) {
+  constexpr int kRest = kRowsV % kColumnsAtOnce;
   constexpr int kColumns = kRest > 0 ? kRest : kColumnsAtOnce;
-  constexpr bool kFirst = kColumn == 0, kLast = kLeft == kColumns;
   TileSums<kColumns> t;
-  if constexpr (kFirst && !kLast) check();
-  multiply_columns<kColumn, kColumns>(t, p, v);
-  finish_products<0>(t);
-  if constexpr (kFirst && kLast) check(t);
-  add_columns<kColumn, kColumns>(o, t);
-  if constexpr (!kLast) add_values<kColumn + kColumns>(o, p, v, check);
+  if constexpr (kColumns < kRowsV) check();
+  multiply_columns<0, kColumns>(t, p, v);
+  meanwhile();
+  if constexpr (kColumns == kRowsV) {
+    finish_products<0>(t);
+    check(t);
+    add_columns<0, kColumns>(o, t);
+  } else {
+    add_rest<kColumns>(o, p, v, t);
+  }
 }
 
 // ---- Rows and their references ------------------------------------------------------------------
@@ -1250,7 +1286,7 @@ __device__ __forceinline__ bool all_settled(const RowState& row, float scale_log
 // where a sum tells that one may be too large is it looked for, and if it is, scores are computed again
 // and what was summed so far is rescaled. By then the products with V have begun: they do not wait for
 // an answer that is always no. The first tiles of a row are always looked at, and then those
-// that are twice as far on.
+// that are four times as far on.
 //
 // A lone large weight need not be a number of e4m3: O is divided by the sum of the rounded weights, with
 // which its rounding goes; the log-sum-exp takes the weights as they are.
@@ -1258,7 +1294,7 @@ constexpr float kLargestWeight = 448.f;
 
 // Whether a tile is looked at, the so-manieth of those whose keys a row all sees (the others come before).
 __device__ __forceinline__ bool is_looked_at(int tile) {
-  return tile <= 0 || (tile & (tile - 1)) == 0;
+  return tile <= 0 || (tile & (tile - 1) | tile & 0x2aaaaaaa) == 0;
 }
 
 // Makes these the references of the rows, for what was summed so far too. A row that sees no key keeps
@@ -1274,7 +1310,9 @@ __device__ __forceinline__ void move_to(RowState& row, Accumulator& o, const flo
     row.max[half] = max[half];
   }
 #pragma unroll
-  for (int i = 0; i < kRowsV / 2; ++i) o[0][i / 4][i % 4] *= factor[i / 2 % 2];
+  for (int i = 0; i < kRowsV / 2; ++i) {
+    if (!is_beside_ones(i)) o[0][i / 4][i % 4] *= factor[i / 2 % 2];
+  }
 }
 
 // Gives rows the maximum for their reference: those that have none, and all that are looked at. Where a
@@ -1611,13 +1649,15 @@ v3_fwd_sm90a_e4m3_d128_causal_12453b3c(
     const Work& work = shared.works[(round - 2) % kWorks];
     store_output(shared, o, &o_map, work, queries_of(work), span_of(work).seq_q);
   };
-  const auto start = [&](int n) {  // the scores of the n-th tile of keys
+  const auto await_keys = [&](int n) {
     const Turn at = turn<kStages>(n);
-    note(kAsked, n);
     wait(&shared.full_k[at.slot], at.parity);
+  };
+  const auto start = [&](int n) {  // the scores of the n-th tile of keys
+    const int slot = n % kStages;
     note(kBegan, n);
     start_scores(s, descriptor_of(shared.q[(round - 1) % kQStages][warpgroup]),
-                 descriptor_of(shared.k[at.slot]));
+                 descriptor_of(shared.k[slot]));
   };
   const auto factor_of_scores = [&] {
     const Work& work = shared.works[(round - 1) % kWorks];
@@ -1633,68 +1673,88 @@ v3_fwd_sm90a_e4m3_d128_causal_12453b3c(
     const int key = tile * kBlockKV + column;
     mask_scores(s, warp_query, key, span);
   };
-  // The first lane tells that the warp needs tiles no more.
-  const auto tells = [] {
-    // Its number is asked again and again, lest it be kept: these consumers have no register to spare.
-    return ptx::thread_index() % 32 == 0;
+  const auto await_values = [&](int n) {
+    const Turn at = turn<kStages>(n);
+    wait(&shared.full_v[at.slot], at.parity);
+  };
+  // A warp needs its n-th tile of keys no more, nor, after the last, those queries.
+  const auto release = [&](int n) {
+    const int slot = n % kStages;
+    // A lane's number is asked again and again, lest it be kept: there is no register to spare.
+    if (ptx::thread_index() % 32 != 0) return;
+    ptx::mbarrier_arrive(&shared.empty_k[slot]);
+    ptx::mbarrier_arrive(&shared.empty_v[slot]);
+    if (tile == last_tile) ptx::mbarrier_arrive(&shared.empty_q[(round - 1) % kQStages]);
   };
   // The n-th tile of keys.
   const auto add_tile = [&](int n) {
     start(n);
     [[maybe_unused]] const float score_factor = factor_of_scores();
+    await_values(n);
     finish_products<0>(s);
     note(kScored, n);
     finish(s, 0);
     float sum[2];
     weigh(p, sum, s, o, row, score_factor, is_looked_at(whole.end - tile));
     note(kWeighed, n);
-    const Turn at = turn<kStages>(n);
-    wait(&shared.full_v[at.slot], at.parity);
-    const auto& values = shared.v[at.slot];
+    const int slot = n % kStages;
     const auto few_scores_of = [&](FewScores& few, int step) {
       const auto& q_rows = shared.q[(round - 1) % kQStages][warpgroup];
-      few_scores(few, q_rows, shared.k[at.slot], 32 * step);
+      few_scores(few, q_rows, shared.k[slot], 32 * step);
       finish(few, 32 * step);
     };
-    add_values(o, p, descriptor_of(values), [&](auto&... t) {
+    const auto check = [&](auto&... t) {
       if (__any_sync(~0u, fmaxf(sum[0], sum[1]) > kLargestWeight)) {  // no weight exceeds its sum
         const bool moves[2] = {has_largest(p, 0), has_largest(p, 1)};
         if (__any_sync(~0u, moves[0] || moves[1])) {
           lower(p, o, row, sum, moves, score_factor, few_scores_of);
-          (few_values(t, p, moves, values), ...);
+          (few_values(t, p, moves, shared.v[slot]), ...);
         }
       }
       row.sum[0] += sum[0];
       row.sum[1] += sum[1];
-    });
-    if (tells()) {
-      ptx::mbarrier_arrive(&shared.empty_k[at.slot]);
-      ptx::mbarrier_arrive(&shared.empty_v[at.slot]);
-      if (tile == last_tile) ptx::mbarrier_arrive(&shared.empty_q[(round - 1) % kQStages]);
-    }
+    };
+    const auto await_next = [&] {  // here it costs nothing
+      if (tile > last_tile) await_keys(n + 1);
+    };
+    add_values(o, p, descriptor_of(shared.v[slot]), check, await_next);
+    release(n);
     note(kSummed, n);
   };
-  reset(row);
-  zero(o);
+  int n = 0;
+  const auto seen = [&] {
+    const Work& work = shared.works[(round - 1) % kWorks];
+    return seen_tiles(work.first_query + 64 * warpgroup, span_of(work));
+  };
+  // Tiles of keys from the first one on, of which none of the consumer's rows sees any.
+  const auto pass_by = [&](int first) {
+    for (; tile >= max(first, last_tile); --tile, ++n) {
+      await_keys(n);
+      await_values(n);
+      release(n);
+    }
+  };
   // These show the compiler that a warp stays together.
   const auto begin_together = [&] {
     const bool works = __all_sync(~0u, begin());
     tile = uniform(tile);
     return works;
   };
-  int n = 0;
   for (bool more = begin_together(); more;) {
-    for (bool ends = false; !ends; ++n) {
+    const int first = last_tile;
+    pass_by(seen().end);
+    if (tile >= first) await_keys(n);
+    reset(row);
+    zero(o);
+    for (bool ends = __all_sync(~0u, tile < first); !ends; ++n) {
       add_tile(n);
-      ends = __all_sync(~0u, tile == last_tile);
       --tile;
+      ends = __all_sync(~0u, tile < first);
     }
     more = begin_together();
     end();
     store();
     note(kStored, n - 1);
-    reset(row);
-    zero(o);
   }
   if (ptx::thread_index() % 128 == 0) ptx::cp_async_bulk_wait_group_read<0>();
 }

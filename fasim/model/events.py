@@ -87,6 +87,11 @@ class _Head:
         seen, n = self.seen(query, self.tile.block_q), self.tile.block_kv
         return list(range(seen.start // n * n, seen.stop, n)) if seen else []
 
+    def meets(self, first: int, key: int) -> bool:
+        """Whether a row of a warpgroup, from ``first`` on, sees one of a tile of keys."""
+        seen = self.seen(first, WARPGROUP_ROWS) if first < self.rows else range(0)
+        return bool(seen) and key < seen.stop and seen.start < key + self.tile.block_kv
+
     def load(self, role: str, what: str, query: int = -1, key: int = -1) -> Event:
         return Event(role, "load", what, query, key, self.bytes(what, query, key))
 
@@ -249,7 +254,8 @@ def _v3(head: _Head, _: int) -> Iterator[Event]:
     for event, finished in _v3_work(head, steps):
         while loads and done[loads[0][1]] > loads[0][2]:
             yield loads.popleft()[0]
-        yield event
+        if event:
+            yield event
         done.update(finished)
 
 
@@ -308,7 +314,7 @@ class _Step(NamedTuple):
     ends: bool
 
 
-_Done = tuple[Event, tuple[str, ...]]  # and what is finished after it
+_Done = tuple[Event | None, tuple[str, ...]]  # and what is finished after it
 
 
 def _v3_work(head: _Head, steps: _Steps) -> Iterator[_Done]:
@@ -356,12 +362,16 @@ def _v3_output(head: _Head, step: _Step, *names: str) -> Iterator[_Done]:
 def _each(
     head: _Head, kind: str, what: str, query: int, key: int = -1, finished: tuple[str, ...] = ()
 ) -> Iterator[_Done]:
-    """The same of every consumer, for its own rows; the last of them finishes it."""
-    consumers = head.tile.warps // WARPGROUP
+    """The same of every consumer, for its own rows; the last of them finishes it. In e4m3 one of
+    which no row sees a tile of keys passes it by."""
+    consumers = list(range(head.tile.warps // WARPGROUP))
+    if head.transposes and key >= 0:
+        consumers = [i for i in consumers if head.meets(query + WARPGROUP_ROWS * i, key)]
     whole = {"store": lambda: head.bytes(what, query, key), "load": lambda: head.bias(query, key)}
     size = whole[kind]() if kind in whole else 0
     rows = min(head.tile.block_q, head.rows - query)
-    for i in range(consumers):
+    for i in consumers:
         own = min(max(rows - WARPGROUP_ROWS * i, 0), WARPGROUP_ROWS)
         event = Event(f"consumer {i}", kind, what, query, key, size * own // rows)
-        yield event, finished if i == consumers - 1 else ()
+        yield event, ()
+    yield None, finished

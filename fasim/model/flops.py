@@ -24,7 +24,8 @@ def useful(problem: Problem, pass_: str) -> int:
 
 def executed(problem: Problem, algo: str, pass_: str, tiles: Tiles) -> Ints:
     """FLOPs the matrix units do: whole tiles (V1: whole steps over a tile's keys; V2 forward: what
-    a warp's rows see of a tile; V3 forward: one even where nothing is seen), padded head
+    a warp's rows see of a tile; V3 forward: one even
+    where nothing is seen; V3 in e4m3: what a warpgroup's rows see), padded head
     dimensions, S again in flash backward.
 
     Standard attention masks after its matmul, so it multiplies every pair.
@@ -45,7 +46,8 @@ def executed(problem: Problem, algo: str, pass_: str, tiles: Tiles) -> Ints:
         return heads * _two_passes(problem, tiles)
     rows = tiles.rows_apart(algo, problem.dtype) if pass_ == "fwd" else tiles.block_q
     seen = visits(problem, rows, tiles.step_kv)
-    steps = seen.steps + seen.blind * ((algo, pass_) == ("v3", "fwd"))
+    shows = (algo, pass_, problem.dtype == "e4m3") == ("v3", "fwd", False)
+    steps = seen.steps + seen.blind * shows
     return heads * per_pair * steps * rows * tiles.step_kv
 
 

@@ -20,7 +20,7 @@ from fasim.plan import (
     LAZY_DTYPES,
     MOST_COLUMNS,
     WARP,
-    columns_at_once,
+    columns_under_way,
     padded_tensors,
     row_blocks,
     scale_shapes,
@@ -207,7 +207,7 @@ def _v2_fwd_smem(problem: Problem, tiles: Tiles) -> Any:
 def _v3_fwd_smem(problem: Problem, tiles: Tiles) -> Any:
     """Tiles of Q, O on its way out, stages of K and V, in slabs of 128-byte rows: the first layout
     that fits a block."""
-    layouts = v3_layouts(problem.head_dim_v)
+    layouts = v3_layouts(problem)
     sizes = [v3_smem(problem, tiles, *one) for one in layouts]
     return np.select([size <= HOPPER_SMEM for size in sizes], sizes, default=sizes[-1])
 
@@ -414,8 +414,8 @@ def _v3_fwd_registers(problem: Problem, tiles: Tiles) -> Any:
 
 def tile_sums(problem: Problem, tiles: Tiles) -> Any:
     """Registers of V3's sums of one tile in e4m3."""
-    at_once = {n: columns_at_once(problem.head_dim_v, n) // 2 for n in MOST_COLUMNS}
-    return np.where(tiles.warps == 12, at_once[12], at_once[8])
+    sums = {n: columns_under_way(problem.head_dim_v, n) // 2 for n in MOST_COLUMNS}
+    return np.where(tiles.warps == 12, sums[12], sums[8])
 
 
 def _v3_bwd_registers(problem: Problem, tiles: Tiles) -> Any:

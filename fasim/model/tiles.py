@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fasim.plan import QUERY_STEP, WARP, Tile, matrix_granule
+from fasim.plan import QUERY_STEP, WARP, WARPGROUP_ROWS, Tile, matrix_granule
 
 Ints = npt.NDArray[np.int64]
 Reals = npt.NDArray[np.float64]
@@ -99,7 +99,10 @@ class Tiles:
         return step
 
     def rows_apart(self, algo: str, dtype: str) -> Ints:
-        """Rows that skip forward what none of them sees: a warp's of V2 in 16 bits, else a tile."""
+        """Rows that skip forward what none of them sees: a warp's of V2 in 16 bits, a warpgroup's
+        of V3 in e4m3, else a tile."""
+        if (algo, dtype) == ("v3", "e4m3"):
+            return 0 * self.block_q + WARPGROUP_ROWS
         return self.rows_per_warp if (algo, dtype != "fp32") == ("v2", True) else self.block_q
 
     @property

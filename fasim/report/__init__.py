@@ -18,7 +18,7 @@ from fasim.entry import Entry
 from fasim.errors import UsageError
 from fasim.gpu import Gpu
 from fasim.model import silicon, traffic
-from fasim.plan import MOST_COLUMNS, columns_at_once, transposed_rows
+from fasim.plan import MOST_COLUMNS, columns_under_way, transposed_rows
 from fasim.problem import MAX_HEAD_DIM, Problem
 
 SCHEMA = "fasim.report/1"
@@ -72,7 +72,7 @@ CONSTANTS: tuple[tuple[str, str], ...] = (
 # By the head dimension of V, 0 to the most that there is: V3 in e4m3.
 TABLES: dict[str, Callable[[int], int]] = {
     "TRANSPOSED_ROWS": transposed_rows,
-    **{f"AT_ONCE_{n}": partial(columns_at_once, warps=n) for n in MOST_COLUMNS},
+    **{f"UNDER_WAY_{n}": partial(columns_under_way, warps=n) for n in MOST_COLUMNS},
 }
 _GPU_FIELDS = (
     *("title", "compute_capability", "arch", "sm_count", "hbm_bytes", "l2_bytes", "cp_async"),

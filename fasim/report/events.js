@@ -280,12 +280,12 @@ function makeEvents(model) {
 
   // Consumers take turns to start the products of a step; a slot is free when all are done with it.
   function consumerSteps(h, make, before, now) {
-    const { state } = make, last = (events) => Math.max(...events.map((e) => e.end));
+    const { state } = make, last = (from, events) => Math.max(from.end, ...events.filter(Boolean).map((e) => e.end));
     if (now && now.first) for (const [name, bytes] of constants(h)) make.move("consumer 0", "consumers", "load", name, -1, -1, bytes);
     const done = consumersOf(h).map((role, i) => consumerStep(h, make, role, i, before, now));
-    if (before) before.v.until = state.freeV[before.n] = last(done.map(({ pv }) => pv));
+    if (before) before.v.until = state.freeV[before.n] = last(before.v, done.map(({ pv }) => pv));
     if (now) now.weights = done.map(({ p }) => p);
-    if (now && h.behind) freeKeys(state, now, last(now.weights));
+    if (now && h.behind) freeKeys(state, now, last(now.k, now.weights));
     if (!h.behind && before) freeKeys(state, before, before.v.until);
   }
 
@@ -301,21 +301,26 @@ function makeEvents(model) {
     const product = (what, at, after) => make.event(role, role, "product", what, at.query, at.key, 0, h.clocks[what], after, "tensor");
     const values = () => product("pv", before, { v: before.v.end, p: before.weights[i].end });
     const store = (what) => { if (ends) storeRows(h, make, role, i, what, before.query); };
-    const first = before && !h.behind && values();
-    if (first) {
-      until(first);
-      ["lse", "o"].forEach(store);
-    }
-    const s = now && product("s", now, { q: now.q.end, k: now.k.end });
-    if (now) until(s);
+    const works = (at) => at && (h.behind || meets(h, at.query + C.WARPGROUP_ROWS * i, at.key));
+    const first = !h.behind && works(before) && values();
+    if (first) until(first);
+    if (before && !h.behind) ["lse", "o"].forEach(store);
+    const s = works(now) && product("s", now, { q: now.q.end, k: now.k.end });
+    if (s) until(s);
     if (now && h.p.dense) until(make.move(role, role, "load", "bias", now.query, now.key, own(h, biasBytes(h, now.query, now.key), now.query, i)));
-    const pv = first || (before && values());
+    const pv = h.behind ? before && values() : first;
     if (before && h.behind) store("lse");
-    const p = now && make.event(role, role, "softmax", "p", now.query, now.key, 0, h.clocks.p, { s: s.end }, "mufu");
+    const p = s && make.event(role, role, "softmax", "p", now.query, now.key, 0, h.clocks.p, { s: s.end }, "mufu");
     if (pv) pv.behind = Boolean(now && h.behind);  // of the weights of the next scores
     [p, pv].filter(Boolean).forEach(until);
     if (before && h.behind) store("o");  // by TMA: the consumer goes on
     return { p, pv };
+  }
+
+  // Whether a row of a warpgroup, from the first on, sees one of a tile of keys: in e4m3 it passes by others.
+  function meets(h, first, key) {
+    const [start, stop] = first < h.rows ? seen(h.p, first, C.WARPGROUP_ROWS, 1) : [0, 0];
+    return stop > start && key < stop && start < key + h.t.n;
   }
 
   // A consumer's share of bytes that belong to all rows of a tile.

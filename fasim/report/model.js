@@ -157,10 +157,11 @@ function makeModel(C, GPUS) {
 
   const slabs = (width, bytes = 2) => ceilDiv(width * bytes, C.SLAB_BYTES);
 
-  function v3Layouts(headDimV) {
-    const count = slabs(headDimV), layouts = [[2, 1], [1, 1]];
-    for (let n = 2; n <= count; ++n) if (count % n === 0) layouts.push([1, n]);
-    return layouts;
+  function v3Layouts(p) {
+    const count = slabs(p.head_dim_v), parts = [];
+    for (let n = 2; n <= count; ++n) if (count % n === 0) parts.push(n);
+    const inParts = p.dtype === "e4m3" ? parts.map((n) => [2, n]) : [];
+    return [[2, 1], ...inParts, [1, 1], ...parts.map((n) => [1, n])];
   }
 
   const v3ValueRows = (p, t) => (p.dtype === "e4m3" ? p.valueRows * Math.floor(t.n / C.SLAB_BYTES) : t.n * slabs(p.head_dim_v, p.e));
@@ -171,7 +172,7 @@ function makeModel(C, GPUS) {
   }
 
   function v3Layout(p, t) {
-    const layouts = v3Layouts(p.head_dim_v);
+    const layouts = v3Layouts(p);
     return layouts.find((one) => v3Smem(p, t, one) <= C.HOPPER_SMEM) || layouts[layouts.length - 1];
   }
 
@@ -237,7 +238,7 @@ function makeModel(C, GPUS) {
     if (variant === "v2_split") return mmaRegisters(p, withAllRows(t)) + C.SPLIT_REGISTERS[p.dtype];
     const kept = Math.floor(p.dv / 2) + Math.floor((t.n * p.e) / 8) + v3OptionRegisters(p, t);
     if (p.dtype !== "e4m3") return Math.floor(t.n / 2) + kept + C.V3_BASE;
-    const sums = Math.floor((t.warps === 12 ? C.AT_ONCE_12 : C.AT_ONCE_8)[p.head_dim_v] / 2);
+    const sums = Math.floor((t.warps === 12 ? C.UNDER_WAY_12 : C.UNDER_WAY_8)[p.head_dim_v] / 2);
     return Math.max(Math.floor(t.n / 2), sums) + kept + C.ROUNDED_SUMS + C.E4M3_BASE;
   }
 
@@ -455,7 +456,10 @@ function makeModel(C, GPUS) {
   // ---- traffic ----
 
   const total = (moved) => sum(Object.values(moved));
-  const rowsApart = (p, variant, t) => (variant === "v2" && p.dtype !== "fp32" ? rowsPerWarp(t) : t.m);
+  function rowsApart(p, variant, t) {
+    if (transposes(variant, p)) return C.WARPGROUP_ROWS;
+    return variant === "v2" && p.dtype !== "fp32" ? rowsPerWarp(t) : t.m;
+  }
 
   function issued(p, variant, t) {
     const heads = p.batch * p.heads;
@@ -554,7 +558,7 @@ function makeModel(C, GPUS) {
     if (variant === "standard") return heads * p.seq * p.seq_kv * 2 * (p.head_dim + p.head_dim_v);
     if (variant === "v2_split") return p.batch * p.kv_heads * perPair * packedVisits(p, t.m, t.n).steps * t.m * t.n;
     const rows = rowsApart(p, variant, t), v = visits(p, rows, t.step);
-    return heads * perPair * (v.steps + (variant === "v3" ? v.blind : 0)) * rows * t.step;
+    return heads * perPair * (v.steps + (variant === "v3" && p.dtype !== "e4m3" ? v.blind : 0)) * rows * t.step;
   }
 
   // ---- time ----

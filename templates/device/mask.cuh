@@ -27,7 +27,7 @@ __device__ __forceinline__ bool crosses_mask(int query, int key, const Span& spa
 template <int kTiles>
 __device__ __forceinline__ void mask_scores(float (&s)[kRowTiles][kTiles][4], int query, int key,
                                             const Span& span) {
-  const int lane = threadIdx.x % 32;
+  const int lane = $("ptx::thread_index()" if kernel.transposes else "threadIdx.x") % 32;
 #pragma unroll
   for (int i = 0; i < 2 * kRowTiles; ++i) {
     const int row = query + 8 * i + lane / 4, first_key = key + lane % 4 * 2;
@@ -52,7 +52,7 @@ __device__ __forceinline__ int visible_keys(int query, int seq_q, int seq_kv) {
 template <int kTiles>
 __device__ __forceinline__ void mask_scores(float (&s)[kRowTiles][kTiles][4], int query, int key,
                                             int seq_q, int seq_kv) {
-  const int lane = threadIdx.x % 32;
+  const int lane = $("ptx::thread_index()" if kernel.transposes else "threadIdx.x") % 32;
 #pragma unroll
   for (int i = 0; i < 2 * kRowTiles; ++i) {
     const int limit = visible_keys(query + 8 * i + lane / 4, seq_q, seq_kv) - key - lane % 4 * 2;

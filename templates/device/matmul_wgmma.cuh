@@ -81,10 +81,16 @@ __device__ __forceinline__ void multiply_columns(TileSums<kColumns>& t, const We
   ptx::wgmma_commit_group();
 }
 
+// Whether the i-th number of O stays 0: beside the sums of weights in its last columns is nothing.
+__device__ __forceinline__ constexpr bool is_beside_ones(int i) {
+  return i >= kDV / 2 && i % 2 == 1;
+}
+
 template <int kColumn, int kColumns>
 __device__ __forceinline__ void add_columns(Accumulator& o, const TileSums<kColumns>& t$(parameter)) {
 #pragma unroll
   for (int i = 0; i < kColumns / 2; ++i) {
+    if (is_beside_ones(kColumn / 2 + i)) continue;
     float& sum = o[0][kColumn / 8 + i / 4][i % 4];
 //% if kernel.scales == "block"
     const float scale = kColumn + i / 4 * 8 < kDV ? by : 1.f;  // the ones have none
@@ -95,24 +101,47 @@ __device__ __forceinline__ void add_columns(Accumulator& o, const TileSums<kColu
   }
 }
 
-// o += P V. `check` may change P and what is summed in o. It is asked before the products start; where one
-// round of them is all, once they are done, with their sums: then they started as soon as P was there.
-template <int kColumn = 0, typename Check>
+// The rounds from kColumn on, while that of the columns before is under way.
+template <int kColumn, int kTiles>
+__device__ __forceinline__ void add_rest(Accumulator& o, const Weights& p, u64 v,
+                                         float (&before)[1][kTiles][4]$(parameter)) {
+  constexpr int kBefore = 8 * kTiles;
+  if constexpr (kColumn < kRowsV) {
+    TileSums<kColumnsAtOnce> t;
+    multiply_columns<kColumn, kColumnsAtOnce>(t, p, v);
+    finish_products<1>(before);
+    add_columns<kColumn - kBefore, kBefore>(o, before$(argument));
+    add_rest<kColumn + kColumnsAtOnce>(o, p, v, t$(argument));
+  } else {
+    finish_products<0>(before);
+    add_columns<kColumn - kBefore, kBefore>(o, before$(argument));
+  }
+}
+
+// o += P V, in rounds of columns: the sums of one join O while the next is under way. `check` may change
+// P and what is summed in o. It is asked before the products start; where one round of them is all, once
+// they are done, with their sums: then they started as soon as P was there. `meanwhile` runs under the
+// first.
+template <typename Check, typename Meanwhile>
 //% if kernel.scales == "block"
 __device__ __forceinline__ void add_values(Accumulator& o, Weights& p, u64 v, float by,
-                                           const Check& check) {
+                                           const Check& check, const Meanwhile& meanwhile) {
 //% else
-__device__ __forceinline__ void add_values(Accumulator& o, Weights& p, u64 v, const Check& check) {
+__device__ __forceinline__ void add_values(Accumulator& o, Weights& p, u64 v, const Check& check,
+                                           const Meanwhile& meanwhile) {
 //% endif
-  constexpr int kLeft = kRowsV - kColumn, kRest = kLeft % kColumnsAtOnce;
+  constexpr int kRest = kRowsV % kColumnsAtOnce;
   constexpr int kColumns = kRest > 0 ? kRest : kColumnsAtOnce;
-  constexpr bool kFirst = kColumn == 0, kLast = kLeft == kColumns;
   TileSums<kColumns> t;
-  if constexpr (kFirst && !kLast) check();
-  multiply_columns<kColumn, kColumns>(t, p, v);
-  finish_products<0>(t);
-  if constexpr (kFirst && kLast) check(t);
-  add_columns<kColumn, kColumns>(o, t$(argument));
-  if constexpr (!kLast) add_values<kColumn + kColumns>(o, p, v$(argument), check);
+  if constexpr (kColumns < kRowsV) check();
+  multiply_columns<0, kColumns>(t, p, v);
+  meanwhile();
+  if constexpr (kColumns == kRowsV) {
+    finish_products<0>(t);
+    check(t);
+    add_columns<0, kColumns>(o, t$(argument));
+  } else {
+    add_rest<kColumns>(o, p, v, t$(argument));
+  }
 }
 //% endif

@@ -61,6 +61,19 @@ __device__ __forceinline__ Tiles key_tiles(int first_query, const Span& span) {
   return end > begin ? Tiles{end, begin} : Tiles{beyond + 1, beyond};
 }
 
+//% if kernel.scaled
+// Those of which some row of a consumer, from `query` on, sees keys.
+__device__ __forceinline__ Tiles seen_tiles(int query, const Span& span) {
+  const int last = min(query + 63, span.seq_q - 1);
+  const int keys = last < query ? 0 : max(visible_keys(last, span), 0);
+//% if kernel.mask == "window"
+  return {(keys + kBlockKV - 1) / kBlockKV, first_visible(query, span) / kBlockKV};
+//% else
+  return {(keys + kBlockKV - 1) / kBlockKV, 0};
+//% endif
+}
+
+//% endif
 // Those of which all rows of a consumer, from `query` on, see all keys.
 __device__ __forceinline__ Tiles whole_tiles(int query, const Span& span) {
 //% if kernel.mask == "window"

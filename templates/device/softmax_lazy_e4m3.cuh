@@ -6,7 +6,7 @@
 // where a sum tells that one may be too large is it looked for, and if it is, scores are computed again
 // and what was summed so far is rescaled. By then the products with V have begun: they do not wait for
 // an answer that is always no. The first tiles of a row are always looked at, and then those
-// that are twice as far on.
+// that are four times as far on.
 //
 // A lone large weight need not be a number of e4m3: O is divided by the sum of the rounded weights, with
 // which its rounding goes; the log-sum-exp takes the weights as they are.
@@ -14,7 +14,7 @@ constexpr float kLargestWeight = 448.f;
 
 // Whether a tile is looked at, the so-manieth of those whose keys a row all sees (the others come before).
 __device__ __forceinline__ bool is_looked_at(int tile) {
-  return tile <= 0 || (tile & (tile - 1)) == 0;
+  return tile <= 0 || (tile & (tile - 1) | tile & 0x2aaaaaaa) == 0;
 }
 
 // Makes these the references of the rows, for what was summed so far too. A row that sees no key keeps
@@ -30,7 +30,9 @@ __device__ __forceinline__ void move_to(RowState& row, Accumulator& o, const flo
     row.max[half] = max[half];
   }
 #pragma unroll
-  for (int i = 0; i < kRowsV / 2; ++i) o[0][i / 4][i % 4] *= factor[i / 2 % 2];
+  for (int i = 0; i < kRowsV / 2; ++i) {
+    if (!is_beside_ones(i)) o[0][i / 4][i % 4] *= factor[i / 2 % 2];
+  }
 }
 
 // Gives rows the maximum for their reference: those that have none, and all that are looked at. Where a

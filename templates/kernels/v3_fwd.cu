@@ -293,19 +293,23 @@ $(parameters(kernel))) {
     const Work& work = shared.works[(round - 2) % kWorks];
     store_output(shared, o, &$(map_of(kernel, "o")), work, queries_of(work), span_of(work).seq_q);
   };
-  const auto start = [&](int n) {  // the scores of the n-th tile of keys
+  const auto await_keys = [&](int n) {
     const Turn at = turn<kStages>(n);
-    note(kAsked, n);
     wait(&shared.full_k[at.slot], at.parity);
+  };
+  const auto start = [&](int n) {  // the scores of the n-th tile of keys
+    const int slot = n % kStages;
 //% if kernel.scales == "block"
-    key_factor = normal_factor(shared.key_factors[at.slot]);
+    key_factor = normal_factor(shared.key_factors[slot]);
 //% endif
 //% if not kernel.scaled
+    note(kAsked, n);
+    await_keys(n);
     ptx::bar_sync(kTurnBarrier + warpgroup, 256);
 //% endif
     note(kBegan, n);
     start_scores(s, descriptor_of(shared.q[(round - 1) % kQStages][warpgroup]),
-                 descriptor_of(shared.k[at.slot]));
+                 descriptor_of(shared.k[slot]));
   };
 //% if kernel.scaled
   const auto factor_of_scores = [&] {
@@ -340,74 +344,103 @@ $(parameters(kernel))) {
     mask_scores(s, warp_query, key, span);
   };
 //% if kernel.scaled
-  // The first lane tells that the warp needs tiles no more.
-  const auto tells = [] {
-    // Its number is asked again and again, lest it be kept: these consumers have no register to spare.
+  const auto await_values = [&](int n) {
+    const Turn at = turn<kStages>(n);
+    wait(&shared.full_v[at.slot], at.parity);
+  };
+  // A warp needs its n-th tile of keys no more, nor, after the last, those queries.
+  const auto release = [&](int n) {
+    const int slot = n % kStages;
 //% if kernel.scales == "block"
-    __syncwarp();  // all lanes have read the scale factor
+    __syncwarp();  // all lanes have read the scale factors
 //% endif
-    return ptx::thread_index() % 32 == 0;
+    // A lane's number is asked again and again, lest it be kept: there is no register to spare.
+    if (ptx::thread_index() % 32 != 0) return;
+    ptx::mbarrier_arrive(&shared.empty_k[slot]);
+    ptx::mbarrier_arrive(&shared.empty_v[slot]);
+    if (tile == last_tile) ptx::mbarrier_arrive(&shared.empty_q[(round - 1) % kQStages]);
   };
   // The n-th tile of keys.
   const auto add_tile = [&](int n) {
     start(n);
     [[maybe_unused]] const float score_factor = factor_of_scores();
+    await_values(n);
     finish_products<0>(s);
     note(kScored, n);
     finish(s, 0);
     float sum[2];
     weigh(p, sum, s, o, row, $(softmax_factor(kernel)), is_looked_at(whole.end - tile)$(", key_factor" if unscaled(kernel)));
     note(kWeighed, n);
-    const Turn at = turn<kStages>(n);
-    wait(&shared.full_v[at.slot], at.parity);
-    const auto& values = shared.v[at.slot];
+    const int slot = n % kStages;
     const auto few_scores_of = [&](FewScores& few, int step) {
       const auto& q_rows = shared.q[(round - 1) % kQStages][warpgroup];
-      few_scores(few, q_rows, shared.k[at.slot], 32 * step);
+      few_scores(few, q_rows, shared.k[slot], 32 * step);
 //% if unscaled(kernel)
       multiply(few, key_factor);
 //% endif
       finish(few, 32 * step);
     };
-    add_values(o, p, descriptor_of(values)$(", shared.value_factors[at.slot]" if kernel.scales == "block"), [&](auto&... t) {
+    const auto check = [&](auto&... t) {
       if (__any_sync(~0u, fmaxf(sum[0], sum[1]) > kLargestWeight)) {  // no weight exceeds its sum
         const bool moves[2] = {has_largest(p, 0), has_largest(p, 1)};
         if (__any_sync(~0u, moves[0] || moves[1])) {
           lower(p, o, row, sum, moves, $(softmax_factor(kernel)), few_scores_of);
-          (few_values(t, p, moves, values), ...);
+          (few_values(t, p, moves, shared.v[slot]), ...);
         }
       }
       row.sum[0] += sum[0];
       row.sum[1] += sum[1];
-    });
-    if (tells()) {
-      ptx::mbarrier_arrive(&shared.empty_k[at.slot]);
-      ptx::mbarrier_arrive(&shared.empty_v[at.slot]);
-      if (tile == last_tile) ptx::mbarrier_arrive(&shared.empty_q[(round - 1) % kQStages]);
-    }
+    };
+    const auto await_next = [&] {  // here it costs nothing
+      if (tile > last_tile) await_keys(n + 1);
+    };
+    add_values(o, p, descriptor_of(shared.v[slot])$(", shared.value_factors[slot]" if kernel.scales == "block"), check, await_next);
+    release(n);
     note(kSummed, n);
   };
-  reset(row);
-  zero(o);
+  int n = 0;
+  const auto seen = [&] {
+    const Work& work = shared.works[(round - 1) % kWorks];
+    return seen_tiles(work.first_query + 64 * warpgroup, span_of(work));
+  };
+  // Tiles of keys from the first one on, of which none of the consumer's rows sees any.
+  const auto pass_by = [&](int first) {
+    for (; tile >= max(first, last_tile); --tile, ++n) {
+      await_keys(n);
+      await_values(n);
+      release(n);
+    }
+  };
   // These show the compiler that a warp stays together.
   const auto begin_together = [&] {
     const bool works = __all_sync(~0u, begin());
     tile = uniform(tile);
     return works;
   };
-  int n = 0;
   for (bool more = begin_together(); more;) {
-    for (bool ends = false; !ends; ++n) {
+//% if kernel.mask == "window"
+    const Tiles own = seen();
+    const int first = max(own.begin, last_tile);
+    pass_by(own.end);
+//% else
+    const int first = last_tile;
+    pass_by(seen().end);
+//% endif
+    if (tile >= first) await_keys(n);
+    reset(row);
+    zero(o);
+    for (bool ends = __all_sync(~0u, tile < first); !ends; ++n) {
       add_tile(n);
-      ends = __all_sync(~0u, tile == last_tile);
       --tile;
+      ends = __all_sync(~0u, tile < first);
     }
+//% if kernel.mask == "window"
+    pass_by(last_tile);
+//% endif
     more = begin_together();
     end();
     store();
     note(kStored, n - 1);
-    reset(row);
-    zero(o);
   }
 //% else
   const auto weigh_scores = [&](int n, bool fresh) {

@@ -171,7 +171,11 @@ def executed(spans: list[dict[str, Any]], problem: Problem, tile: Tile) -> Itera
 
 
 def multiplied(span: dict[str, Any], cost: dict[str, int]) -> Iterator[str]:
-    """The products of a span take turns; they take as many instructions as it has."""
+    """The products of a span take turns; they take as many instructions as it has. Values in rounds
+    of columns have spans of their own."""
+    if "columns" in span["function"]:
+        yield "pv"
+        return
     what, left = "s" if "scores" in span["function"] else "pv", span["count"]
     while left > 0:
         yield what
