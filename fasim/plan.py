@@ -996,7 +996,7 @@ def value_box_rows(head_dim_v: int) -> int:
 
 
 def columns_at_once(head_dim_v: int, warps: int) -> int:
-    """Columns of P V that a round of V3's products has in e4m3; the first of several has the rest."""
+    """Columns of P V that a round of V3's products has in e4m3; the first has what is over."""
     rows = transposed_rows(head_dim_v)
     if rows <= ONE_ROUND[warps]:
         return rows

@@ -28,13 +28,15 @@ KERNELS: dict[str, tuple[Tile, dict[str, Any]]] = {
     "one round": (TWO, {"head_dim": 80}),  # of P V: rows are done again behind it
     "two rounds": (TWO, {"head_dim": 80, "head_dim_v": 144}),  # of unequal width, and before it
     "causal": (TWO, {"head_dim": 80, "causal": True}),
+    "three, causal": (THREE, {"head_dim": 80, "causal": True}),
     "blocks": (THREE, {"head_dim": 80, "scales": "block"}),
     "blocks, softcap": (TWO, {"head_dim": 80, "scales": "block", "softcap": 30.0}),
 }
-# A part of a tile, which is walked first, and three whole ones, of which the last is not looked at.
+# A part of a tile, which is walked first, and three whole ones: only the first is looked at.
 CASE = replace(PLAIN, seq_kv=400, values="normal")
 SPIKES = replace(CASE, values="spikes")
-LOOKED_AT = replace(SPIKES, seq_kv=272)  # every tile is: no row is done again
+LOOKED_AT = replace(SPIKES, seq_kv=144)  # every tile is: no row is done again
+FEW_ROWS = replace(CASE, seq=260, seq_kv=260)
 AGAIN = "a row is done again though all tiles are looked at"
 
 
@@ -134,8 +136,9 @@ PRODUCTS = (
     ),
     Bug("V's scale factor is left out", "work.value_factor / sum", "1.f / sum"),
 )
-LET_GO = "    if (tells()) {\n      ptx::mbarrier_arrive(&shared.empty_k[at.slot]);\n"
+LET_GO = "    ptx::mbarrier_arrive(&shared.empty_k[slot]);\n"
 CHECK = "    add_values(o, p,"
+TELLS = "    if (ptx::thread_index() % 32 == 0) ptx::mbarrier_arrive(&shared."
 AGAIN_SYNC = "  __syncwarp();  // all lanes have read V again\n"
 LOWER_SYNC = (
     "  __syncwarp();  // all lanes have read their rows and keys again:"
@@ -199,7 +202,10 @@ DONE_AGAIN = (
         case=SPIKES,
     ),
     Bug(
-        "few_values is left out", "      (few_values(t, p, moves, values), ...);\n", "", case=SPIKES
+        "few_values is left out",
+        "          (few_values(t, p, moves, shared.v[slot]), ...);\n",
+        "",
+        case=SPIKES,
     ),
     Bug(
         "few_values takes other columns",
@@ -215,21 +221,21 @@ DONE_AGAIN = (
     ),
     Bug(
         "scores done again are those of the first keys",
-        "few_scores(few, q_rows, shared.k[at.slot], 32 * step);",
-        "few_scores(few, q_rows, shared.k[at.slot], 0);",
+        "few_scores(few, q_rows, shared.k[slot], 32 * step);",
+        "few_scores(few, q_rows, shared.k[slot], 0);",
         case=SPIKES,
     ),
     Bug(
         "nobody looks",
-        "return tile <= 0 || (tile & (tile - 1)) == 0;",
+        "return tile <= 0 || (tile & (tile - 1) | tile & 0x2aaaaaaa) == 0;",
         "return false;",
         (AGAIN,),
         case=LOOKED_AT,
     ),
     Bug(
         "a tile beyond those all see is not looked at",
-        "return tile <= 0 || (tile & (tile - 1)) == 0;",
-        "return tile > 0 && (tile & (tile - 1)) == 0;",
+        "return tile <= 0 || (tile & (tile - 1) | tile & 0x2aaaaaaa) == 0;",
+        "return tile > 0 && (tile & (tile - 1) | tile & 0x2aaaaaaa) == 0;",
         (AGAIN,),
         "causal",
         LOOKED_AT,
@@ -254,27 +260,88 @@ RELEASED = (
     Bug(
         "K is released before the check",
         CHECK,
-        "    if (tells()) ptx::mbarrier_arrive(&shared.empty_k[at.slot]);\n" + CHECK,
+        TELLS + "empty_k[slot]);\n" + CHECK,
         EARLY,
         case=SPIKES,
     ),
     Bug(
         "K is never released",
         LET_GO,
-        LET_GO.splitlines(keepends=True)[0],
+        "",
         ("deadlock",),
     ),
     Bug(
         "V is released before it was multiplied",
         CHECK,
-        "    if (tells()) ptx::mbarrier_arrive(&shared.empty_v[at.slot]);\n" + CHECK,
+        TELLS + "empty_v[slot]);\n" + CHECK,
         EARLY,
     ),
     Bug(
         "nobody waits for V",
-        "    wait(&shared.full_v[at.slot], at.parity);\n",
+        "    await_values(n);\n    finish_products<0>(s);\n",
+        "    finish_products<0>(s);\n",
+        (*LATE, "race", "uninitialised read"),
+    ),
+    Bug(
+        "nobody waits for the next K",
+        "      if (tile > last_tile) await_keys(n + 1);\n",
         "",
         (*LATE, "race", "uninitialised read"),
+    ),
+    Bug(
+        "nobody waits for the first K",
+        "    if (tile >= first) await_keys(n);\n",
+        "",
+        (*LATE, "race", "uninitialised read"),
+    ),
+)
+PASSED_BY = (  # of three consumers the first sees none of the last keys, the last has no rows
+    Bug(
+        "tiles that nobody sees are not passed by",
+        "    pass_by(seen().end);\n",
+        "",
+        ("matrix_instructions_do_the_flops_predicted",),
+        "three, causal",
+        FEW_ROWS,
+    ),
+    Bug(
+        "a tile too many is passed by",
+        "return {(keys + kBlockKV - 1) / kBlockKV, 0};",
+        "return {keys / kBlockKV, 0};",
+        kernel="three, causal",
+        case=FEW_ROWS,
+    ),
+    Bug(
+        "what is passed by is not awaited",
+        "      await_keys(n);\n      await_values(n);\n      release(n);\n",
+        "      release(n);\n",
+        ("deadlock", "stage still read", "arrival mismatch", *LATE, "race"),
+        "three, causal",
+        FEW_ROWS,
+    ),
+    Bug(
+        "what is passed by is not released",
+        "      await_values(n);\n      release(n);\n",
+        "      await_values(n);\n",
+        ("deadlock",),
+        "three, causal",
+        FEW_ROWS,
+    ),
+)
+ROUNDS = (
+    Bug(
+        "sums join O while they are made",
+        "    finish_products<1>(before);\n",
+        "",
+        ("accumulator in flight",),
+        "two rounds",
+    ),
+    Bug(
+        "the last sums join O while they are made",
+        "    finish_products<0>(before);\n",
+        "",
+        ("accumulator in flight",),
+        "two rounds",
     ),
 )
 BLOCKS = (
@@ -336,13 +403,13 @@ BLOCKS = (
     ),
     Bug(
         "scale factors are read behind their release",
-        "    __syncwarp();  // all lanes have read the scale factor\n",
+        "    __syncwarp();  // all lanes have read the scale factors\n",
         "",
         ("race", "stage still read"),
         kernel="blocks",
     ),
 )
-BUGS = (*LAID_OUT, *PRODUCTS, *DONE_AGAIN, *RELEASED, *BLOCKS)
+BUGS = (*LAID_OUT, *PRODUCTS, *DONE_AGAIN, *RELEASED, *PASSED_BY, *ROUNDS, *BLOCKS)
 
 
 @pytest.mark.parametrize("bug", BUGS, ids=str)
