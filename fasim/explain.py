@@ -194,7 +194,7 @@ def _v3_smem(case: _Case) -> Iterator[Part]:
     yield _product("O on its way out", tile.block_q, slabs(p.head_dim_v) // parts, SLAB_BYTES)
     yield _product("stages of K", tile.stages, tile.block_kv, d, SLAB_BYTES)
     yield _product("stages of V", tile.stages, v3_value_rows(p, tile), SLAB_BYTES)
-    yield _product("barriers, 1 / l, alignment", V3_TAIL_BYTES)
+    yield _product("barriers, factors of rows, alignment", V3_TAIL_BYTES)
 
 
 def _q_tile(case: _Case) -> Part:

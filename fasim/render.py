@@ -204,7 +204,7 @@ def _v3_tiles(plan: Plan) -> dict[str, int]:
     )
     rows |= {f"K, slot {i}": tile.block_kv * d for i in range(tile.stages)}
     rows |= {f"V, slot {i}": of_v for i in range(tile.stages)}
-    return rows | {"barriers, 1 / l, works": plan.smem_bytes - sum(rows.values())}
+    return rows | {"barriers, factors of rows, works": plan.smem_bytes - sum(rows.values())}
 
 
 def _tiles(kernel: KernelSpec) -> dict[str, int]:

@@ -29,7 +29,7 @@
 //   from 131072   32768 bytes  K, slot 1
 //   from 163840   32768 bytes  V, slot 0
 //   from 196608   32768 bytes  V, slot 1
-//   from 229376    1024 bytes  barriers, 1 / l, works
+//   from 229376    1024 bytes  barriers, factors of rows, works
 //
 // templates, with the first 8 digits of their sha256
 //   9f85390f  device/chunk_address.cuh
@@ -45,15 +45,15 @@
 //   3fa2e50b  device/schedule.cuh
 //   23af4307  device/score.cuh
 //   33c9e42f  device/score_rows.cuh
-//   a17d037f  device/settled_rows.cuh
-//   130b7686  device/shared_v3.cuh
-//   3cca73a0  device/softmax_in_place.cuh
-//   18b4c16b  device/store_tma.cuh
+//   2e46e33c  device/settled_rows.cuh
+//   ed95c1e4  device/shared_v3.cuh
+//   f120efac  device/softmax_in_place.cuh
+//   14630d42  device/store_tma.cuh
 //   567f0171  device/tensor_map.cuh
 //   3167b13b  device/timeline.cuh
 //   689d4211  device/turn.cuh
 //   c2706fe3  device/types.cuh
-//   ea7bbef7  kernels/v3_fwd.cu
+//   7559e511  kernels/v3_fwd.cu
 //   e61ec6e9  parts/constants_v3.cuh
 //   5a818b86  parts/main_arrays.cuh
 //   25b3c27d  parts/main_options.cuh
@@ -99,7 +99,7 @@
 // "fwd", "scale": 0.0625, "scales": "tensor", "seq": 8192, "seq_kv": 8192, "softcap": 50.0,
 // "varlen": false, "window": [4095, 0]}, "schema": "fasim.plan/1", "slots": 132, "smem_bytes":
 // 230400}
-// ---- the rest of the file has sha256 d9e4ad8b9515efce531c2deb5b3b5aee833ac44ff5c5fd17570a006507d35da2
+// ---- the rest of the file has sha256 2a828112a6956d8f983bdf7b6734e4a6ca6de99f6cf6f8de2dfc70edcfa0b9e7
 // FlashAttention-3, forward (Shah et al. 2024, algorithms 1 and 2).
 //
 // A block stays on its SM and works on one tile of queries after the other. One warpgroup, the producer,
@@ -764,7 +764,10 @@ struct Shared {
   u64 full_q[kQStages], empty_q[kQStages];  // barriers: a tile has arrived, all are done with it
   u64 full_k[kStages], empty_k[kStages];
   u64 full_v[kStages], empty_v[kStages];
-  float inverse[kBlockQ];  // 1 / l of each row, from the end of its softmax to that of its products
+  // What O's rows are to be multiplied by: from the softmax of a tile of keys to the end of the products
+  // beside it, where their references move in that tile; from the end of their softmax until O leaves, 1 / l.
+  // Meanwhile the first tile of other rows is weighed, whose O is still to come.
+  float factors[kBlockQ];
   Work works[kWorks];
 };
 
@@ -1084,7 +1087,7 @@ __device__ __forceinline__ void finish_products(float (&result)[1][kTiles][4]) {
 struct RowState {  // of the two rows of a thread
   float max[2];  // the largest score when it was last looked for
   float sum[2];
-  bool settled;  // all rows of the warp are
+  bool settled;  // all rows of the warp are, and O has followed them
 };
 
 // A fused multiply-add takes the exact product from a rounded reference: beyond this exponent the
@@ -1112,29 +1115,49 @@ __device__ __forceinline__ bool all_settled(const RowState& row, float scale_log
 // own registers, by one multiply-add and one exponential each. Only where their sum shows that one grew
 // large are the scores computed again, the maximum looked for, and what was summed so far rescaled.
 
-// Makes these the references of the rows, for what was summed so far too, once it is. A fresh O belongs
-// to other rows: it stays. A row that sees no key keeps no reference.
-__device__ __forceinline__ void move_to(RowState& row, Accumulator& o, const float (&max)[2],
-                                        float scale_log2, bool fresh) {
-  finish_products<0>(o);
-  float factor[2];
+// O is to follow the rows of a tile whose references move. But products are being added to it, and to
+// wait for them takes all four warps, while one may be here alone. So the warp leaves a factor of each row.
+struct Late {
+  float* factors;
+  bool fresh;  // O belongs to other rows: it stays, and the factors are theirs
+};
+
+// Makes these the references of the rows, for what was summed so far too. A row that sees no key keeps
+// no reference. `again`: rows of the warp have moved in this tile already.
+__device__ __forceinline__ void move_to(RowState& row, const Late& late, const float (&max)[2],
+                                        float scale_log2, bool again) {
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const float down = (row.max[half] - reference_of(max[half])) * scale_log2;
-    factor[half] = row.max[half] == max[half] ? 1.f : ptx::ex2(down);
-    row.sum[half] *= factor[half];
+    const float factor = row.max[half] == max[half] ? 1.f : ptx::ex2(down);
+    row.sum[half] *= factor;
     row.max[half] = max[half];
+    if (late.fresh || threadIdx.x % 4 != 0) continue;
+    float& all = late.factors[tile_row(half)];
+    all = again ? all * factor : factor;
   }
+  row.settled = false;
+}
+
+// O follows, once its products are done.
+__device__ __forceinline__ void follow(RowState& row, Accumulator& o, const Late& late,
+                                       float scale_log2) {
+  if (row.settled) return;
   row.settled = all_settled(row, scale_log2);
-  if (fresh) return;
+  if (late.fresh) return;
+  __syncwarp();  // one lane of a quad wrote its factors
+  const int thread = ptx::thread_index();  // asked again, lest the address be kept all along
+  const float* mine = late.factors + thread / 32 * kWarpRows + thread % 32 / 4;
+  const float factor[2] = {mine[0], mine[8]};
+  __syncwarp();  // ... and is to write there again
 #pragma unroll
   for (int i = 0; i < kDV / 2; ++i) o[0][i / 4][i % 4] *= factor[i / 2 % 2];
 }
 
 // Gives the rows that have none a reference, the maximum, and takes it from their scores: `shift`, what
 // the exponent is still to be lowered by, becomes 0 there.
-__device__ __forceinline__ void settle(Scores& s, Accumulator& o, RowState& row, float (&shift)[2],
-                                       float scale_log2, bool fresh) {
+__device__ __forceinline__ void settle(Scores& s, RowState& row, const Late& late,
+                                       float (&shift)[2], float scale_log2) {
   float max[2];
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
@@ -1150,7 +1173,7 @@ __device__ __forceinline__ void settle(Scores& s, Accumulator& o, RowState& row,
 #pragma unroll
     for (int n = 0; n < kBlockKV / 4; ++n) s[0][n / 2][2 * half + n % 2] -= reference;
   }
-  move_to(row, o, max, scale_log2, fresh);
+  move_to(row, late, max, scale_log2, false);
 }
 
 // Scores become weights, exp2(s scale - shift).
@@ -1176,8 +1199,8 @@ constexpr float kLargestSum = 16384.f;  // of a lane's weights in one tile; fp16
 // The weights of those rows again, from a maximum that is theirs. `rescored(few, column)` computes the
 // scores of 8 keys; what becomes of a row depends on no other row.
 template <typename Rescored>
-__device__ __forceinline__ void lower(Scores& s, Accumulator& o, RowState& row, float (&sum)[2],
-                                      float scale_log2, bool fresh, const Rescored& rescored) {
+__device__ __forceinline__ void lower(Scores& s, RowState& row, const Late& late, float (&sum)[2],
+                                      float scale_log2, const Rescored& rescored) {
   const bool moves[2] = {quad_max(sum[0]) > kLargestSum, quad_max(sum[1]) > kLargestSum};
   float max[2] = {row.max[0], row.max[1]};
   FewScores few;
@@ -1207,19 +1230,19 @@ __device__ __forceinline__ void lower(Scores& s, Accumulator& o, RowState& row, 
   }
   __syncwarp();  // all lanes have read Q and K again: a vote would not order that
   add_up(sum, s);
-  move_to(row, o, max, scale_log2, fresh);
+  move_to(row, late, max, scale_log2, !row.settled);
 }
 
 // Turns scores into weights, exp(scale (s - max)) for a recent maximum.
 template <typename Rescored>
-__device__ __forceinline__ void weigh(Scores& s, Accumulator& o, RowState& row, float scale_log2,
-                                      bool fresh, const Rescored& rescored) {
+__device__ __forceinline__ void weigh(Scores& s, RowState& row, const Late& late, float scale_log2,
+                                      const Rescored& rescored) {
   float sum[2], shift[2] = {row.max[0] * scale_log2, row.max[1] * scale_log2};
-  if (!row.settled) settle(s, o, row, shift, scale_log2, fresh);
+  if (!row.settled) settle(s, row, late, shift, scale_log2);
   exponentials(s, shift, scale_log2);
   add_up(sum, s);
   if (__any_sync(~0u, fmaxf(sum[0], sum[1]) > kLargestSum)) {
-    lower(s, o, row, sum, scale_log2, fresh, rescored);
+    lower(s, row, late, sum, scale_log2, rescored);
   }
   row.sum[0] += sum[0];
   row.sum[1] += sum[1];
@@ -1254,7 +1277,7 @@ __device__ __forceinline__ void store_output(Shared& shared, const Accumulator& 
   const int thread = ptx::thread_index();  // asked again, lest addresses be kept all along
   const int consumer = thread / 128, lane = thread % 32, row = thread % 128 / 32 * 16 + lane % 16;
   const int first_row = thread / 32 * kWarpRows + lane / 4;
-  const float inverse[2] = {shared.inverse[first_row], shared.inverse[first_row + 8]};
+  const float inverse[2] = {shared.factors[first_row], shared.factors[first_row + 8]};
   SlabTile<64, kPartSlabs>& tile = shared.o[consumer];
   const bool leads = thread % 128 == 0;
 #pragma unroll
@@ -1379,7 +1402,7 @@ v3_fwd_sm90a_bf16_d256_window_softcap_add9a16c(
   const auto end = [&] {
     const Work work = shared.works[(round - 2) % kWorks];
     const i64 rows = (i64(work.batch) * heads + work.head) * seq_q + work.first_query;
-    end_rows(row, shared.inverse, lse + rows, 1.f, span_of(work).seq_q - work.first_query);
+    end_rows(row, shared.factors, lse + rows, 1.f, span_of(work).seq_q - work.first_query);
   };
   const auto store = [&] {
     const Work& work = shared.works[(round - 2) % kWorks];
@@ -1409,10 +1432,10 @@ v3_fwd_sm90a_bf16_d256_window_softcap_add9a16c(
     if (is_among(tile, whole)) return;
     mask_scores(s, warp_query, key, span);
   };
-  const auto weigh_scores = [&](int n, bool fresh) {
+  const auto weigh_scores = [&](int n, const Late& late) {
     note(kScored, n);
     finish(s, 0);
-    weigh(s, o, row, 1.f, fresh, [&](FewScores& few, int column) {
+    weigh(s, row, late, 1.f, [&](FewScores& few, int column) {
       const auto& q_rows = shared.q[(round - 1) % kQStages][warpgroup];
       few_scores(few, q_rows, shared.k[n % kStages], column);
       finish(few, column);
@@ -1437,7 +1460,9 @@ v3_fwd_sm90a_bf16_d256_window_softcap_add9a16c(
     finish_products<0>(s);
     reset(row);
     zero(o);
-    weigh_scores(0, true);
+    const Late late = {shared.factors, true};
+    weigh_scores(0, late);
+    follow(row, o, late, 1.f);
     round_weights(p, s);
   }
   while (more) {  // p holds the weights of tile n; whose scores are next?
@@ -1455,10 +1480,12 @@ v3_fwd_sm90a_bf16_d256_window_softcap_add9a16c(
       reset(row);
     }
     finish_products<1>(s);
-    weigh_scores(n + 1, ends);
-    finish_products<0>(o);
+    const Late late = {shared.factors, ends};
+    weigh_scores(n + 1, late);
+    finish_products<0>(o);  // here all warps wait, whether their rows move or not
     if (leads) ptx::mbarrier_arrive(&shared.empty_v[n % kStages]);
     note(kSummed, n);
+    follow(row, o, late, 1.f);
     round_weights(p, s);
     if (ends) {
       store();

@@ -34,7 +34,7 @@
 //   from 114688   16384 bytes  K, slot 1
 //   from 131072   17408 bytes  V, slot 0
 //   from 148480   17408 bytes  V, slot 1
-//   from 165888    1024 bytes  barriers, 1 / l, works
+//   from 165888    1024 bytes  barriers, factors of rows, works
 //
 // templates, with the first 8 digits of their sha256
 //   9f85390f  device/chunk_address.cuh
@@ -50,18 +50,18 @@
 //   56ce5a2e  device/rows.cuh
 //   3fa2e50b  device/schedule.cuh
 //   b274dbf8  device/score_factor.cuh
-//   a17d037f  device/settled_rows.cuh
-//   130b7686  device/shared_v3.cuh
+//   2e46e33c  device/settled_rows.cuh
+//   ed95c1e4  device/shared_v3.cuh
 //   14139d74  device/softmax_lazy_e4m3.cuh
 //   17509448  device/span.cuh
-//   18b4c16b  device/store_tma.cuh
+//   14630d42  device/store_tma.cuh
 //   567f0171  device/tensor_map.cuh
 //   3167b13b  device/timeline.cuh
 //   a9cc210a  device/transpose_e4m3.cuh
 //   689d4211  device/turn.cuh
 //   c2706fe3  device/types.cuh
 //   8715e91b  device/weights_e4m3.cuh
-//   ea7bbef7  kernels/v3_fwd.cu
+//   7559e511  kernels/v3_fwd.cu
 //   e61ec6e9  parts/constants_v3.cuh
 //   5a818b86  parts/main_arrays.cuh
 //   25b3c27d  parts/main_options.cuh

@@ -1,5 +1,6 @@
 // Work in the background: what was issued and is not yet known to be done.
 #pragma once
+#include <deque>
 #include <utility>
 #include <vector>
 
@@ -103,9 +104,19 @@ struct Accumulator {
   std::vector<float> sums;
 };
 
+// An instruction for a whole warpgroup that some of its warps have executed, and others are to.
+struct Step {
+  const void* site;  // the call's return address; one a place where it was inlined
+  const char* name;
+  u32 place;
+  u32 warp;  // the first that came
+  u32 count;  // of warps that came
+};
+
 struct Warpgroup {
+  std::deque<Step> steps;
+  u32 over = 0;  // steps before those, which all warps have executed
   u32 arrived = 0;  // a mask of warps at a product
-  const void* site = nullptr;
   const void* operands[128];
   u32 place = 0;
   u32 done = 0;  // groups whose sums are made

@@ -90,6 +90,7 @@ struct Warp {
   u32 barrier = 0;  // lanes that sleep until others come: at a barrier, at a product, for registers
   u32 epoch = 0;
   u32 product_group = 0;  // of wgmma, still open
+  u32 steps = 0;  // that it executed, of instructions for its whole warpgroup
   u32 registers = 0;  // of each thread
   u32 wanted = 0;  // registers that it sleeps for
   u32 wanted_place = 0;
@@ -193,6 +194,7 @@ class Worker {
   void wait_stores(u32 groups, bool only_read);
 
   // ---- products of a warpgroup (wgmma.h)
+  void keep_step(Warp& warp, const Call& call, const char* name);
   void order_registers(Warp& warp);
   void meet_warpgroup(Warp& warp, const Group& group);
   void commit_products(Warp& warp);
@@ -294,6 +296,7 @@ class Worker {
   void drain(const Store& store);
 
   // ---- products
+  void check_steps(const Thread& thread);
   void issue(Warpgroup& group, u32 index);
   Access access(Warpgroup& group, u32 index, u32 epoch, u32 place);
   Clock* common_clock(Warpgroup& group, u32 index);

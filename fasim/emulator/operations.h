@@ -173,15 +173,19 @@ inline void act_stmatrix(Worker& worker, Warp& warp, const Group& group) {
 // ---- Products of a warpgroup
 
 inline void act_wgmma(Worker& worker, Warp& warp, const Group& group) {
+  worker.keep_step(warp, group.call, "wgmma.mma_async");
   worker.meet_warpgroup(warp, group);
 }
-inline void act_wgmma_fence(Worker& worker, Warp& warp, const Group&) {
+inline void act_wgmma_fence(Worker& worker, Warp& warp, const Group& group) {
+  worker.keep_step(warp, group.call, "wgmma.fence");
   worker.order_registers(warp);
 }
-inline void act_wgmma_commit(Worker& worker, Warp& warp, const Group&) {
+inline void act_wgmma_commit(Worker& worker, Warp& warp, const Group& group) {
+  worker.keep_step(warp, group.call, "wgmma.commit_group");
   worker.commit_products(warp);
 }
 inline void act_wgmma_wait(Worker& worker, Warp& warp, const Group& group) {
+  worker.keep_step(warp, group.call, "wgmma.wait_group");
   worker.wait_products(warp, *static_cast<const u32*>(group.operands[0]), group.call.place);
 }
 
@@ -192,6 +196,7 @@ struct RegisterOperands {
 
 inline void act_setmaxnreg(Worker& worker, Warp& warp, const Group& group) {
   const auto& operands = *static_cast<const RegisterOperands*>(group.operands[0]);
+  worker.keep_step(warp, group.call, "setmaxnreg");
   worker.set_registers(warp, operands.registers, operands.more, group.call.place);
 }
 

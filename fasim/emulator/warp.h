@@ -247,6 +247,7 @@ inline void Worker::leave() {
   warp.ready &= ~thread.bit();
   settle(warp);
   if (!warp.alive) {
+    check_steps(thread);
     check_landed();
     warp.instructions.count(counts.operations);
     for (Barrier& barrier : barriers_) {
@@ -395,6 +396,7 @@ inline void Worker::begin_warps() {
     warp.alive = warp.ready = lanes == 32 ? ~0u : (1u << lanes) - 1;
     warp.barrier = 0;
     warp.epoch = warp.product_group = epoch_;
+    warp.steps = 0;
     warp.registers = std::min(256u, kRegisterFile / (32 * launch_->warps()) & ~7u);
     warp.wanted = 0;
     warp.groups.clear();

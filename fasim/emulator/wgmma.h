@@ -148,6 +148,47 @@ void multiply(const Product& product, float* sums, Find find) {
   }
 }
 
+// ---- In step. PTX ISA, .aligned: all threads in the warpgroup execute the same instruction
+
+// The warps of a warpgroup need not come at the same time, but each to the same instructions one after
+// the other. A warp that waits by itself, say, is noticed at the next.
+inline void Worker::keep_step(Warp& warp, const Call& call, const char* name) {
+  const u32 index = warp.index / 4, number = warp.steps++;
+  Warpgroup& group = warpgroups_[index];
+  if (number - group.over == group.steps.size()) {
+    group.steps.push_back({call.site, name, call.place, warp.index, 0});
+  }
+  Step& step = group.steps[number - group.over];
+  if (step.site != call.site) {
+    fail(&lane(warp, ~0u), "warps diverge", call.place,
+         "of the instructions for a whole warpgroup, %s here is number %u of warp %u; that of warp "
+         "%u "
+         "is %s @%08x%s",
+         name, number + 1, warp.index, step.warp, step.name, step.place,
+         step.place == call.place ? ", at another call of the function" : "");
+  }
+  const u32 members = std::min(4u, launch_->warps() - 4 * index);
+  for (u32 w = 4 * index; w < 4 * index + members; ++w) {
+    if (warps_[w].alive || warps_[w].steps > number) continue;
+    fail(&lane(warp, ~0u), "warps diverge", call.place,
+         "%s is for a whole warpgroup, and warp %u has exited without it", name, w);
+  }
+  if (++step.count < members) return;
+  group.steps.pop_front();
+  ++group.over;
+}
+
+// At the end of a warp.
+inline void Worker::check_steps(const Thread& thread) {
+  const Warp& warp = warp_of(thread);
+  const Warpgroup& group = warpgroups_[warp.index / 4];
+  if (warp.steps == group.over + group.steps.size()) return;
+  const Step& step = group.steps[warp.steps - group.over];
+  fail(&thread, "warps diverge", step.place,
+       "%s is for a whole warpgroup: warp %u executed it, and warp %u exits without it", step.name,
+       step.warp, warp.index);
+}
+
 // ---- Issue
 
 // The warps of a warpgroup meet at a product; the last to come issues it.
@@ -157,11 +198,6 @@ inline void Worker::meet_warpgroup(Warp& warp, const Group& lanes) {
   if (kWarpgroup * (index + 1) > launch_->threads()) {
     fail(&lane(warp, ~0u), "lanes diverge", lanes.call.place, "a warpgroup is four whole warps");
   }
-  if (group.arrived && group.site != lanes.call.site) {
-    fail(&lane(warp, ~0u), "lanes diverge", lanes.call.place,
-         "other warps of its warpgroup are at the product @%08x", group.place);
-  }
-  group.site = lanes.call.site;
   group.place = lanes.call.place;
   std::copy_n(lanes.operands, 32, group.operands + warp.index % 4 * 32);
   group.arrived |= bit;

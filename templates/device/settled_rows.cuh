@@ -3,7 +3,7 @@ struct RowState {  // of the two rows of a thread
   float max[2];  // the largest score when it was last looked for
   float sum[2];
 //% if not kernel.scaled
-  bool settled;  // all rows of the warp are
+  bool settled;  // all rows of the warp are, and O has followed them
 //% endif
 };
 

@@ -37,7 +37,10 @@ struct Shared {
 //% if kernel.scales == "block"
   float key_factors[kStages], value_factors[kStages];  // of the tiles of K and V: their scales
 //% elif not kernel.scaled
-  float inverse[kBlockQ];  // 1 / l of each row, from the end of its softmax to that of its products
+  // What O's rows are to be multiplied by: from the softmax of a tile of keys to the end of the products
+  // beside it, where their references move in that tile; from the end of their softmax until O leaves, 1 / l.
+  // Meanwhile the first tile of other rows is weighed, whose O is still to come.
+  float factors[kBlockQ];
 //% endif
   Work works[kWorks];
 };

@@ -4,21 +4,41 @@
 // own registers, by one multiply-add and one exponential each. Only where their sum shows that one grew
 // large are the scores computed again, the maximum looked for, and what was summed so far rescaled.
 
-// Makes these the references of the rows, for what was summed so far too, once it is. A fresh O belongs
-// to other rows: it stays. A row that sees no key keeps no reference.
-__device__ __forceinline__ void move_to(RowState& row, Accumulator& o, const float (&max)[2],
-                                        float scale_log2, bool fresh) {
-  finish_products<0>(o);
-  float factor[2];
+// O is to follow the rows of a tile whose references move. But products are being added to it, and to
+// wait for them takes all four warps, while one may be here alone. So the warp leaves a factor of each row.
+struct Late {
+  float* factors;
+  bool fresh;  // O belongs to other rows: it stays, and the factors are theirs
+};
+
+// Makes these the references of the rows, for what was summed so far too. A row that sees no key keeps
+// no reference. `again`: rows of the warp have moved in this tile already.
+__device__ __forceinline__ void move_to(RowState& row, const Late& late, const float (&max)[2],
+                                        float scale_log2, bool again) {
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const float down = (row.max[half] - reference_of(max[half])) * scale_log2;
-    factor[half] = row.max[half] == max[half] ? 1.f : ptx::ex2(down);
-    row.sum[half] *= factor[half];
+    const float factor = row.max[half] == max[half] ? 1.f : ptx::ex2(down);
+    row.sum[half] *= factor;
     row.max[half] = max[half];
+    if (late.fresh || threadIdx.x % 4 != 0) continue;
+    float& all = late.factors[tile_row(half)];
+    all = again ? all * factor : factor;
   }
+  row.settled = false;
+}
+
+// O follows, once its products are done.
+__device__ __forceinline__ void follow(RowState& row, Accumulator& o, const Late& late,
+                                       float scale_log2) {
+  if (row.settled) return;
   row.settled = all_settled(row, scale_log2);
-  if (fresh) return;
+  if (late.fresh) return;
+  __syncwarp();  // one lane of a quad wrote its factors
+  const int thread = ptx::thread_index();  // asked again, lest the address be kept all along
+  const float* mine = late.factors + thread / 32 * kWarpRows + thread % 32 / 4;
+  const float factor[2] = {mine[0], mine[8]};
+  __syncwarp();  // ... and is to write there again
 #pragma unroll
   for (int i = 0; i < kDV / 2; ++i) o[0][i / 4][i % 4] *= factor[i / 2 % 2];
 }
@@ -26,8 +46,8 @@ __device__ __forceinline__ void move_to(RowState& row, Accumulator& o, const flo
 //% if not kernel.bias_dtype
 // Gives the rows that have none a reference, the maximum, and takes it from their scores: `shift`, what
 // the exponent is still to be lowered by, becomes 0 there.
-__device__ __forceinline__ void settle(Scores& s, Accumulator& o, RowState& row, float (&shift)[2],
-                                       float scale_log2, bool fresh) {
+__device__ __forceinline__ void settle(Scores& s, RowState& row, const Late& late,
+                                       float (&shift)[2], float scale_log2) {
   float max[2];
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
@@ -43,7 +63,7 @@ __device__ __forceinline__ void settle(Scores& s, Accumulator& o, RowState& row,
 #pragma unroll
     for (int n = 0; n < kBlockKV / 4; ++n) s[0][n / 2][2 * half + n % 2] -= reference;
   }
-  move_to(row, o, max, scale_log2, fresh);
+  move_to(row, late, max, scale_log2, false);
 }
 
 //% endif
@@ -68,8 +88,8 @@ __device__ __forceinline__ void add_up(float (&sum)[2], const Scores& s) {
 //% if kernel.bias_dtype
 // Turns scores into weights, exp(scale (s - max)). To compute scores again their biases would have to be
 // read again: the maximum is looked for in every tile instead.
-__device__ __forceinline__ void weigh(Scores& s, Accumulator& o, RowState& row, float scale_log2,
-                                      bool fresh) {
+__device__ __forceinline__ void weigh(Scores& s, RowState& row, const Late& late,
+                                      float scale_log2) {
   float max[2], sum[2], shift[2];
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
@@ -80,7 +100,8 @@ __device__ __forceinline__ void weigh(Scores& s, Accumulator& o, RowState& row, 
     shift[half] = reference_of(max[half]) * scale_log2;
   }
   const bool moves = max[0] != row.max[0] || max[1] != row.max[1];
-  if (__any_sync(~0u, moves)) move_to(row, o, max, scale_log2, fresh);
+  row.settled = !__any_sync(~0u, moves);
+  if (!row.settled) move_to(row, late, max, scale_log2, false);
   exponentials(s, shift, scale_log2);
   add_up(sum, s);
   row.sum[0] += sum[0];
@@ -92,8 +113,8 @@ constexpr float kLargestSum = 16384.f;  // of a lane's weights in one tile; fp16
 // The weights of those rows again, from a maximum that is theirs. `rescored(few, column)` computes the
 // scores of 8 keys; what becomes of a row depends on no other row.
 template <typename Rescored>
-__device__ __forceinline__ void lower(Scores& s, Accumulator& o, RowState& row, float (&sum)[2],
-                                      float scale_log2, bool fresh, const Rescored& rescored) {
+__device__ __forceinline__ void lower(Scores& s, RowState& row, const Late& late, float (&sum)[2],
+                                      float scale_log2, const Rescored& rescored) {
   const bool moves[2] = {quad_max(sum[0]) > kLargestSum, quad_max(sum[1]) > kLargestSum};
   float max[2] = {row.max[0], row.max[1]};
   FewScores few;
@@ -123,19 +144,19 @@ __device__ __forceinline__ void lower(Scores& s, Accumulator& o, RowState& row, 
   }
   __syncwarp();  // all lanes have read Q and K again: a vote would not order that
   add_up(sum, s);
-  move_to(row, o, max, scale_log2, fresh);
+  move_to(row, late, max, scale_log2, !row.settled);
 }
 
 // Turns scores into weights, exp(scale (s - max)) for a recent maximum.
 template <typename Rescored>
-__device__ __forceinline__ void weigh(Scores& s, Accumulator& o, RowState& row, float scale_log2,
-                                      bool fresh, const Rescored& rescored) {
+__device__ __forceinline__ void weigh(Scores& s, RowState& row, const Late& late, float scale_log2,
+                                      const Rescored& rescored) {
   float sum[2], shift[2] = {row.max[0] * scale_log2, row.max[1] * scale_log2};
-  if (!row.settled) settle(s, o, row, shift, scale_log2, fresh);
+  if (!row.settled) settle(s, row, late, shift, scale_log2);
   exponentials(s, shift, scale_log2);
   add_up(sum, s);
   if (__any_sync(~0u, fmaxf(sum[0], sum[1]) > kLargestSum)) {
-    lower(s, o, row, sum, scale_log2, fresh, rescored);
+    lower(s, row, late, sum, scale_log2, rescored);
   }
   row.sum[0] += sum[0];
   row.sum[1] += sum[1];

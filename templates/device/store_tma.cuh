@@ -42,7 +42,7 @@ __device__ __forceinline__ void store_output(Shared& shared, const Accumulator& 
   }
 //% else
   const int first_row = thread / 32 * kWarpRows + lane / 4;
-  const float inverse[2] = {shared.inverse[first_row], shared.inverse[first_row + 8]};
+  const float inverse[2] = {shared.factors[first_row], shared.factors[first_row + 8]};
 //% endif
   SlabTile<64, kPartSlabs>& tile = shared.o[consumer];
   const bool leads = thread % 128 == 0;

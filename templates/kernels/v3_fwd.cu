@@ -286,7 +286,7 @@ $(parameters(kernel))) {
     [[maybe_unused]] const float score_factor = work.score_factor$("[warpgroup]" if kernel.scales == "block");
     end_rows(row, lse + rows, $(softmax_factor(kernel)), span_of(work).seq_q - work.first_query);
 //% else
-    end_rows(row, shared.inverse, lse + rows, $(softmax_factor(kernel)), span_of(work).seq_q - work.first_query);
+    end_rows(row, shared.factors, lse + rows, $(softmax_factor(kernel)), span_of(work).seq_q - work.first_query);
 //% endif
   };
   const auto store = [&] {
@@ -443,13 +443,13 @@ $(parameters(kernel))) {
     note(kStored, n - 1);
   }
 //% else
-  const auto weigh_scores = [&](int n, bool fresh) {
+  const auto weigh_scores = [&](int n, const Late& late) {
     note(kScored, n);
     finish(s, 0);
 //% if kernel.bias_dtype
-    weigh(s, o, row, $(softmax_factor(kernel)), fresh);
+    weigh(s, row, late, $(softmax_factor(kernel)));
 //% else
-    weigh(s, o, row, $(softmax_factor(kernel)), fresh, [&](FewScores& few, int column) {
+    weigh(s, row, late, $(softmax_factor(kernel)), [&](FewScores& few, int column) {
       const auto& q_rows = shared.q[(round - 1) % kQStages][warpgroup];
       few_scores(few, q_rows, shared.k[n % kStages], column);
       finish(few, column);
@@ -475,7 +475,9 @@ $(parameters(kernel))) {
     finish_products<0>(s);
     reset(row);
     zero(o);
-    weigh_scores(0, true);
+    const Late late = {shared.factors, true};
+    weigh_scores(0, late);
+    follow(row, o, late, $(softmax_factor(kernel)));
     round_weights(p, s);
   }
   while (more) {  // p holds the weights of tile n; whose scores are next?
@@ -493,10 +495,12 @@ $(parameters(kernel))) {
       reset(row);
     }
     finish_products<1>(s);
-    weigh_scores(n + 1, ends);
-    finish_products<0>(o);
+    const Late late = {shared.factors, ends};
+    weigh_scores(n + 1, late);
+    finish_products<0>(o);  // here all warps wait, whether their rows move or not
     if (leads) ptx::mbarrier_arrive(&shared.empty_v[n % kStages]);
     note(kSummed, n);
+    follow(row, o, late, $(softmax_factor(kernel)));
     round_weights(p, s);
     if (ends) {
       store();

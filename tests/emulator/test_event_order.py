@@ -75,7 +75,7 @@ CASES: dict[str, tuple[str, Tile, dict[str, Any]]] = {
 }
 WEIGHING = {  # functions of the softmax
     *("quad_max", "weigh", "reset", "all_settled", "round_weights"),
-    *("settle", "move_to", "weigh_step", "exponentials", "add_up", "lower"),
+    *("settle", "move_to", "follow", "weigh_step", "exponentials", "add_up", "lower"),
 }
 
 

@@ -115,6 +115,20 @@ EXAMPLES = (
     Example("half a warpgroup multiplies", "float d[4] = {};\n  ptx::wgmma_fence();\n"
             "  ptx::wgmma_m64k16_bf16(d, u64(0), u64(0), true);  //!\n  y[i] = u32(d[0]);",
             "lanes diverge"),
+    Example("one warp waits for products by itself",
+            "if (warp == 2) ptx::wgmma_wait_group<0>();  //!\n"
+            "  ptx::wgmma_wait_group<0>();", "warps diverge", 128),
+    Example("one warp waits for other products",
+            "if (warp == 1) ptx::wgmma_wait_group<1>();\n"
+            "  else ptx::wgmma_wait_group<0>();", "warps diverge", 128),
+    Example("one warp executes no fence", "if (warp < 3) ptx::wgmma_fence();  //!\n"
+            "  __syncthreads();", "warps diverge", 128),
+    Example("one warp closes no group", "if (warp != 1) ptx::wgmma_commit_group();\n"
+            "  ptx::wgmma_wait_group<0>();", "warps diverge", 128),
+    Example("one warp keeps its registers", "if (warp > 0) ptx::setmaxnreg_dec<40>();",
+            "warps diverge", 128),
+    Example("two warpgroups go different ways", "if (warp < 4) ptx::wgmma_wait_group<0>();\n"
+            "  else ptx::wgmma_fence();", threads=256),
     Example("one lane is elected", "y[i] = ptx::elect_sync();"),
 )  # fmt: skip
 

@@ -106,6 +106,8 @@ EMPTY_Q = "      wait(&shared.empty_q[at.slot], at.parity ^ 1);\n"
 TURN = "    ptx::bar_sync(kTurnBarrier + warpgroup, 256);\n"
 V_RELEASE = "    if (leads) ptx::mbarrier_arrive(&shared.empty_v[n % kStages]);\n"
 SUMMED = "    note(kSummed, n);\n"
+O_WAIT = "    finish_products<0>(o);  // here all warps wait, whether their rows move or not\n"
+FOLLOW = SUMMED + "    follow(row, o, late, scale_log2);\n"
 K_RELEASE = "      ptx::mbarrier_arrive(&shared.empty_k[n % kStages]);\n"
 Q_RELEASE = (
     "      if (tile == last_tile) ptx::mbarrier_arrive(&shared.empty_q[(round - 1) % kQStages]);\n"
@@ -227,15 +229,15 @@ BARRIERS = (
 STAGES = (
     Bug(
         "K is released before its scores are there",
-        "    finish_products<1>(s);\n    weigh_scores(n + 1, ends);\n",
+        "    finish_products<1>(s);\n",
         "    if (leads) ptx::mbarrier_arrive(&shared.empty_k[(n + 1) % kStages]);\n"
-        "    finish_products<1>(s);\n    weigh_scores(n + 1, ends);\n",
+        "    finish_products<1>(s);\n",
         ("stage still read", "arrival mismatch", *LATE),
     ),
     Bug(
         "V is released before it was multiplied",
-        "    finish_products<0>(o);\n" + V_RELEASE,
-        V_RELEASE + "    finish_products<0>(o);\n",
+        O_WAIT + V_RELEASE,
+        V_RELEASE + O_WAIT,
         "stage still read",
     ),
     Bug(
@@ -302,8 +304,8 @@ PRODUCTS = (
     ),
     Bug(
         "P is overwritten while it is multiplied",
-        "    finish_products<0>(o);\n" + V_RELEASE + SUMMED + "    round_weights(p, s);\n",
-        "    round_weights(p, s);\n    finish_products<0>(o);\n" + V_RELEASE,
+        O_WAIT + V_RELEASE + FOLLOW + "    round_weights(p, s);\n",
+        "    round_weights(p, s);\n" + O_WAIT + V_RELEASE + FOLLOW,
         "operand in flight",
     ),
     Bug(
@@ -314,9 +316,16 @@ PRODUCTS = (
     ),
     Bug(
         "O is rescaled while it is added to",
-        "float scale_log2, bool fresh) {\n  finish_products<0>(o);\n",
-        "float scale_log2, bool fresh) {\n",
+        O_WAIT + V_RELEASE + FOLLOW,
+        FOLLOW + O_WAIT + V_RELEASE,
         "accumulator in flight",
+        case=FALLING,
+    ),
+    Bug(
+        "a warp whose rows move waits for products by itself",
+        O_WAIT,
+        "    if (!row.settled) finish_products<0>(o);\n" + O_WAIT,
+        "warps diverge",
         case=FALLING,
     ),
     Bug(
@@ -408,7 +417,7 @@ SOFTMAX = (
     ),
     Bug(
         "a sum is not moved with its maximum",
-        "    row.sum[half] *= factor[half];\n",
+        "    row.sum[half] *= factor;\n",
         "",
         RIGHT,
         case=FALLING,
@@ -420,7 +429,39 @@ SOFTMAX = (
         RIGHT,
         case=FALLING,
     ),
-    Bug("a fresh tile moves the O of the one before", "  if (fresh) return;\n", "", RIGHT),
+    Bug(
+        "a fresh tile moves the O of the one before",
+        "  if (late.fresh) return;\n",
+        "",
+        ("race", "uninitialised read", RIGHT),
+    ),
+    Bug(
+        "a fresh tile's factors overwrite 1 / l",
+        "if (late.fresh || threadIdx.x",
+        "if (threadIdx.x",
+        ("race", RIGHT),
+    ),
+    Bug(
+        "a factor is read before it is there",
+        "  __syncwarp();  // one lane of a quad wrote its factors\n",
+        "",
+        ("race", "uninitialised read"),
+        case=FALLING,
+    ),
+    Bug(
+        "a factor is overwritten before it is read",
+        "  __syncwarp();  // ... and is to write there again\n",
+        "",
+        "race",
+        case=FALLING,
+    ),
+    Bug(
+        "O does not follow",
+        FOLLOW,
+        SUMMED,
+        RIGHT,
+        case=FALLING,
+    ),
     Bug(
         "scores computed again are not masked",
         "      finish(few, column);\n",
@@ -512,8 +553,8 @@ OPTIONS = (
     ),
     Bug(
         "a maximum is not looked for",
-        "if (__any_sync(~0u, moves)) move_to",
-        "if (fresh) move_to",
+        "row.settled = !__any_sync(~0u, moves);",
+        "row.settled = !late.fresh;",
         RIGHT,
         "dense",
         replace(FALLING, bias="usual"),
