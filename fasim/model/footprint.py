@@ -19,6 +19,7 @@ from fasim.plan import (
     HOPPER_SMEM,
     LAZY_DTYPES,
     MOST_COLUMNS,
+    V3,
     WARP,
     columns_at_once,
     padded_tensors,
@@ -144,7 +145,7 @@ def arch_registers(
     problem: Problem, algo: str, pass_: str, tiles: Tiles, capability: tuple[int, int]
 ) -> dict[str, Ints]:
     """What a type takes besides on some architectures, by the reason."""
-    if pass_ == "bwd" or algo == "v3":
+    if pass_ == "bwd" or algo in V3:
         return {}
     if capability < AMPERE:
         return _turing_registers(problem, algo, tiles)
@@ -185,7 +186,7 @@ def granted(
     needed = registers(problem, algo, pass_, tiles, capability)
     if pass_ == "bwd" and algo != "v3":
         return np.asarray(np.maximum(needed, cap))
-    if algo == "v3":
+    if algo in V3:
         return needed
     tiles = _with_all_rows(tiles) if algo == "v2_split" else tiles
     wanted = WANTED_BASE + WANTED_PER_ACCUMULATOR * _accumulators(problem, tiles)
@@ -439,7 +440,7 @@ _SMEM: dict[tuple[str, str], _Count] = {
     ("v1", "fwd"): _v1_fwd_smem,
     ("v2", "fwd"): _v2_fwd_smem,
     ("v2_split", "fwd"): _v2_fwd_smem,
-    ("v3", "fwd"): _v3_fwd_smem,
+    **{(name, "fwd"): _v3_fwd_smem for name in V3},
     ("v1", "bwd"): _v1_bwd_smem,
     **dict.fromkeys((("v2", "bwd"), ("v2_ordered", "bwd")), _v2_bwd_smem),
     ("v2_second_pass", "bwd"): _second_pass_smem,
@@ -449,7 +450,7 @@ _REGISTERS: dict[tuple[str, str], _Count] = {
     ("v1", "fwd"): _v1_fwd_registers,
     ("v2", "fwd"): _v2_fwd_registers,
     ("v2_split", "fwd"): _v2_split_registers,
-    ("v3", "fwd"): _v3_fwd_registers,
+    **{(name, "fwd"): _v3_fwd_registers for name in V3},
     ("v1", "bwd"): _v1_bwd_registers,
     ("v2", "bwd"): _v2_bwd_registers,
     ("v2_ordered", "bwd"): _v2_ordered_registers,
