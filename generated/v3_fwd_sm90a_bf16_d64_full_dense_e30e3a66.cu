@@ -53,11 +53,11 @@
 //   3167b13b  device/timeline.cuh
 //   689d4211  device/turn.cuh
 //   c2706fe3  device/types.cuh
-//   3c18c287  kernels/v3_fwd.cu
+//   c8658555  kernels/v3_fwd.cu
 //   e61ec6e9  parts/constants_v3.cuh
 //   5a818b86  parts/main_arrays.cuh
 //   25b3c27d  parts/main_options.cuh
-//   9624e7b2  parts/main_v3.cu
+//   cacc7603  parts/main_v3.cu
 //   5af47db7  ptx/bar_arrive.cuh
 //   18bd1382  ptx/bar_sync.cuh
 //   f0e3942d  ptx/clock64.cuh
