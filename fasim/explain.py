@@ -490,6 +490,12 @@ def _v3_fwd_registers(case: _Case) -> Iterator[Part]:
     yield Part("the rest", "", E4M3_BASE if scaled else V3_BASE)
 
 
+def _v3_packed_registers(case: _Case) -> Iterator[Part]:
+    yield from _v3_fwd_registers(case)
+    if kept := int(footprint.packed_registers(case.tiles)[0]):
+        yield Part("packed rows", f"more than {footprint.V3_PACKED_KEYS} keys", kept)
+
+
 def _scores_or_sums(case: _Case) -> Part:
     """In e4m3 the same registers hold a tile's scores and then the sums of its P V."""
     keys, sums = case.tile.block_kv, int(footprint.tile_sums(case.problem, case.tiles)[0])
@@ -525,7 +531,8 @@ _REGISTERS: dict[tuple[str, str], Callable[[_Case], Iterator[Part]]] = {
     ("v1", "fwd"): _v1_fwd_registers,
     ("v2", "fwd"): _v2_fwd_registers,
     ("v2_split", "fwd"): _split_registers,
-    **{(name, "fwd"): _v3_fwd_registers for name in V3},
+    ("v3", "fwd"): _v3_fwd_registers,
+    ("v3_packed", "fwd"): _v3_packed_registers,
     **{(name, "bwd"): _v2_bwd_registers for name in ("v1", "v2", "v2_ordered", "v2_second_pass")},
     ("v3", "bwd"): _bwd_registers,
 }

@@ -100,6 +100,8 @@ E4M3_BASE, ROUNDED_SUMS = 10, 2
 V3_OPTION_REGISTERS = {"window": 12, "softcap": 0, "ALiBi": 8, "dense bias": 12, "sequences": 8}
 V3_FP32_BIAS_KEYS, V3_FP32_BIAS_PER_KEY = 32, 0.25
 V3_CAPPED_BIAS_KEYS, V3_CAPPED_BIAS_PER_KEY = 48, 0.5
+# What packed rows keep besides, beside scores of more than so many keys.
+V3_PACKED_KEYS, V3_PACKED_REGISTERS = 144, 8
 # V3: mbarriers and alignment of the tiles to 1024 bytes.
 BARRIER_BYTES = 1024
 
@@ -413,6 +415,15 @@ def _v3_fwd_registers(problem: Problem, tiles: Tiles) -> Any:
     return tiles.block_kv // 2 + o + p + V3_BASE + options
 
 
+def packed_registers(tiles: Tiles) -> Ints:
+    """What V3 keeps besides where rows are packed."""
+    return np.asarray(V3_PACKED_REGISTERS * (tiles.block_kv > V3_PACKED_KEYS))
+
+
+def _v3_packed_registers(problem: Problem, tiles: Tiles) -> Any:
+    return _v3_fwd_registers(problem, tiles) + packed_registers(tiles)
+
+
 def tile_sums(problem: Problem, tiles: Tiles) -> Any:
     """Registers of V3's sums of one tile in e4m3."""
     at_once = {n: columns_at_once(problem.head_dim_v, n) // 2 for n in MOST_COLUMNS}
@@ -450,7 +461,8 @@ _REGISTERS: dict[tuple[str, str], _Count] = {
     ("v1", "fwd"): _v1_fwd_registers,
     ("v2", "fwd"): _v2_fwd_registers,
     ("v2_split", "fwd"): _v2_split_registers,
-    **{(name, "fwd"): _v3_fwd_registers for name in V3},
+    ("v3", "fwd"): _v3_fwd_registers,
+    ("v3_packed", "fwd"): _v3_packed_registers,
     ("v1", "bwd"): _v1_bwd_registers,
     ("v2", "bwd"): _v2_bwd_registers,
     ("v2_ordered", "bwd"): _v2_ordered_registers,

@@ -243,7 +243,8 @@ function makeModel(C, GPUS) {
     if (variant === "v2") return mmaRegisters(p, t) + lazyRegisters(p, t) - remadeRegisters(p, t);
     if (variant === "v2_split") return mmaRegisters(p, withAllRows(t)) + C.SPLIT_REGISTERS[p.dtype];
     const kept = Math.floor(p.dv / 2) + Math.floor((t.n * p.e) / 8) + v3OptionRegisters(p, t);
-    if (p.dtype !== "e4m3") return Math.floor(t.n / 2) + kept + C.V3_BASE;
+    const packed = variant === "v3_packed" && t.n > C.V3_PACKED_KEYS ? C.V3_PACKED_REGISTERS : 0;
+    if (p.dtype !== "e4m3") return Math.floor(t.n / 2) + kept + C.V3_BASE + packed;
     const sums = Math.floor((t.warps === 12 ? C.AT_ONCE_12 : C.AT_ONCE_8)[p.head_dim_v] / 2);
     return Math.max(Math.floor(t.n / 2), sums) + kept + C.ROUNDED_SUMS + C.E4M3_BASE;
   }

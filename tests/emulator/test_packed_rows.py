@@ -1,4 +1,4 @@
-"""V3 on packed rows in the emulator: every group that fills a box, any number of queries and keys."""
+"""V3 on packed rows in the emulator: every group that fills a box, any number of queries."""
 
 from __future__ import annotations
 
