@@ -77,9 +77,9 @@ def decoding(pass_: str) -> Iterator[Problem]:
         yield Problem(**sizes, dtype="bf16")
 
 
-def planned(problem: Problem, algo: str = "v2") -> Planned | None:
+def planned(problem: Problem, algo: str = "v2", form: str = "") -> Planned | None:
     try:
-        entry = planner.plan(problem, load(GPU), algo)
+        entry = planner.plan(problem, load(GPU), algo, form=form)
         kernel = render(entry.plan) if entry.plan else None
         if kernel is None:
             return None

@@ -1,6 +1,6 @@
 """Time V3 beside FlashAttention-3, cuDNN, FlashAttention-2 and V2 on the grid of the papers.
 
-    python3 benchmarks/v3_grid.py --out results/ [--dtype bf16] [grid] [options]
+    python3 benchmarks/v3_grid.py --out results/ [--dtype bf16] [grid] [options] [packed]
 
 16,384 tokens of hidden size 2048: head_dim 64, 128 and 256, sequences of 512 to 16,384, causal or
 not, the planner's tile for each, all candidates of a row in turns. FlashAttention-3 is the fa3-fwd
@@ -10,6 +10,10 @@ larger of its rate and of cuDNN's times the ratio of the two that was measured w
 Options: V3 beside itself, useful FLOPs a second over those of a neighbour in the same rounds. fp16
 beside bf16; 32 heads over 8 beside 32 over 32, and a window of 4,096 keys beside the causal mask,
 both on 16,384 tokens.
+
+Packed: few queries of 32 heads over 8 against 8,192 keys, causal; V3 whose tiles pack the rows of
+a group, V3 that does not, and V2, which splits keys where that serves, in turns on the same arrays.
+At batch 1 K and V stay in the L2 from launch to launch, which the prediction does not know.
 """
 
 from __future__ import annotations
@@ -29,6 +33,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from v2_grid import (
+    GPU,
     HEAD_DIMS,
     Planned,
     Shared,
@@ -40,7 +45,8 @@ from v2_grid import (
     useful_flops,
 )
 
-from fasim import bench, peers
+from fasim import bench, peers, planner
+from fasim.gpu import load
 from fasim.problem import Problem
 from fasim.runners import gpu
 
@@ -139,6 +145,64 @@ def options_result() -> Any:
     return {"device": bench.device(), "summary": least, "groups": rows}
 
 
+# ---- Packed rows --------------------------------------------------------------------------------
+
+FORMS = {"packed": ("v3", "packed"), "unpacked": ("v3", "unpacked"), "v2": ("v2", "")}
+
+
+def few_queries() -> Iterator[Problem]:
+    for batch, seq in itertools.product((1, 16), (1, 16, 64, 128, 512)):
+        sizes = {"batch": batch, "heads": 32, "kv_heads": 8, "seq": seq, "seq_kv": 8192}
+        yield Problem(**sizes, dtype="bf16", causal=True)
+
+
+def each_form(problem: Problem) -> dict[str, Planned]:
+    found = {name: planned(problem, algo, form) for name, (algo, form) in FORMS.items()}
+    return {name: one for name, one in found.items() if one}
+
+
+def packed_row(found: dict[str, Planned]) -> Any:
+    problem, *_ = found["packed"]
+    arrays = {name: Shared(tensor) for name, tensor in peers.tensors(problem).items()}
+    timings = {
+        timing.name: timing
+        for timing in bench.interleave([candidate(n, one, arrays) for n, one in found.items()])
+    }
+    ratios = {
+        name: vars(bench.ratio(timings["packed"], timing))
+        for name, timing in timings.items()
+        if name != "packed"
+    }
+    chosen = planner.plan(problem, load(GPU), "v3").plan
+    said = (
+        f"{name} {timing.seconds * 1e6:.1f} us ({found[name][1].time.seconds * 1e6:.1f})"
+        for name, timing in timings.items()
+    )
+    print(problem.batch, problem.seq, *said, flush=True)
+    return {
+        "problem": problem.to_json(),
+        "kernels": {name: kernel.stem for name, (_, _, kernel) in found.items()},
+        "sources": bench.sources_sha(*(kernel for _, _, kernel in found.values())),
+        "planned": chosen.kernel.form if chosen else "",
+        "ratios": ratios,
+        "timings": [timing.to_json() for timing in timings.values()],
+    }
+
+
+def packed_result() -> Any:
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        rows = [packed_row(found) for found in pool.map(each_form, few_queries())]
+    over = {
+        name: geometric_mean([row["ratios"][name]["median"] for row in rows])
+        for name in FORMS
+        if name != "packed"
+    }
+    return {"device": bench.device(), "summary": over, "rows": rows}
+
+
+# ---- What is asked for --------------------------------------------------------------------------
+
+
 def grid_result(dtype: str) -> Any:
     problems = [replace(problem, dtype=dtype, out_dtype=None) for problem in grid("fwd")]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
@@ -156,7 +220,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("."))
     asked = parser.parse_args()
     for section in asked.sections:
-        result = grid_result(asked.dtype) if section == "grid" else options_result()
+        others = {"options": options_result, "packed": packed_result}
+        result = grid_result(asked.dtype) if section == "grid" else others[section]()
         print(result["summary"])
         name = f"h200-v3-fwd-{asked.dtype if section == 'grid' else section}.json"
         (asked.out / name).write_text(json.dumps(result, indent=1) + "\n")

@@ -231,9 +231,8 @@ def predicted_s(kernel: Kernel, problem: Problem) -> float | None:
     from fasim.gpu import load
 
     spec = kernel.plan.kernel
-    form = spec.dq if spec.deterministic else ""
     with suppress(FasimError):
-        entry = planner.plan(problem, load("auto"), spec.algo, tile=spec.tile, form=form)
+        entry = planner.plan(problem, load("auto"), spec.algo, tile=spec.tile, form=spec.form)
         return float(entry.time.seconds)
     return None
 

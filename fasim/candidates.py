@@ -15,7 +15,7 @@ from fasim.gpu import Gpu
 from fasim.legality import CONSUMER_REGISTERS, ROWS_PER_WARP
 from fasim.model.footprint import option_registers
 from fasim.model.tiles import Tiles, ceil_div, padded
-from fasim.plan import BACKWARD_STAGES, WARPGROUP, WARPGROUP_ROWS, Tile
+from fasim.plan import BACKWARD_STAGES, V3, WARPGROUP, WARPGROUP_ROWS, Tile
 from fasim.problem import DTYPE_BYTES, Problem
 
 WARPS = (1, 2, 4, 8)
@@ -35,7 +35,7 @@ BACKWARD_BLOCKS = (32, 48, 64, 80, 96, 112, 128)
 def candidates(problem: Problem, gpu: Gpu, algo: str, pass_: str) -> Tiles:
     """Every tile that is tried."""
     keys = {"e4m3": E4M3_KEYS, "fp32": FP32_KEYS}.get(problem.dtype, KEYS)
-    if algo == "v3":
+    if algo in V3:
         return _v3_candidates(pass_, keys)
     if algo == "v2_split":
         return _split_candidates()
@@ -174,7 +174,10 @@ def judged(tile: Tile | tuple[int, int], algo: str, pass_: str) -> Tiles:
             if block_kv % w == 0
         ]
         or [(1, 1, 0, "registers")],
-        ("v3", "fwd"): itertools.product((8, 12), V3_STAGES, (0,), ("registers",)),
+        **{
+            (name, "fwd"): itertools.product((8, 12), V3_STAGES, (0,), ("registers",))
+            for name in V3
+        },
         ("v1", "bwd"): itertools.product((2, 4, 8), (1,), (0,), ("registers", "shared")),
         ("v2", "bwd"): itertools.product(
             (2, 4, 8), (BACKWARD_STAGES, BACKWARD_STAGES + 1), (0,), ("registers", "shared")

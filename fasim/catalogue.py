@@ -19,6 +19,7 @@ _GEMMA = Problem(
     heads=16, kv_heads=8, seq=8192, head_dim=256, dtype="bf16", window=(4095, 0), softcap=50.0
 )
 _PACKED = Problem(batch=16, heads=32, kv_heads=8, causal=True, dtype="bf16", varlen=True)
+_SERVED = Problem(batch=16, heads=32, kv_heads=8, seq=16, seq_kv=8192, dtype="bf16", causal=True)
 _REPEATED = Problem(seq=4096, dtype="bf16", causal=True, pass_="bwd", deterministic=True)
 _QUANTISED = Problem(
     heads=32,
@@ -69,6 +70,7 @@ _CHOSEN = (
     ("v3", "h200", Problem(seq=2048, head_dim=64, dtype="bf16", bias="dense")),
     ("v3", "h200", _PACKED),
     ("v3", "h200", Problem(seq=1000, head_dim=33, dtype="bf16")),
+    ("v3", "h200", _SERVED),
     ("v1", "a100-80gb", Problem(seq=4096, head_dim=64, window=(255, 255))),
     ("v2", "h200", _GEMMA),
     ("v2", "a100-80gb", Problem(seq=4096, head_dim=64, causal=True, bias="alibi")),

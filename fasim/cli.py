@@ -19,7 +19,7 @@ import fasim
 from fasim import show, units
 from fasim.errors import FasimError, MissingToolError, UsageError
 from fasim.options import PROBLEM_NAMES, SWEEP, TILE, Asked, ProblemOption, problem_options
-from fasim.plan import FORMS
+from fasim.plan import FORMS, PACKINGS
 from fasim.screen import Screen, dumped
 
 if TYPE_CHECKING:
@@ -188,8 +188,9 @@ def cli(ctx: click.Context) -> None:
 @click.option("--tile", type=TILE, help="Judge this tile (queries x keys) instead of choosing.")
 @click.option(
     "--form",
-    type=click.Choice(FORMS),
-    help="With --deterministic --pass bwd: how dQ is summed, instead of choosing.",
+    type=click.Choice((*FORMS, *PACKINGS)),
+    help="Instead of choosing, with --deterministic --pass bwd: how dQ is summed; with --algo v3:"
+    " whether a tile packs the rows of all heads that share keys.",
 )
 @click.option("--ascii", "drawn", is_flag=True, help="Draw the tiles of the score matrix.")
 @_JSON
@@ -325,8 +326,8 @@ def _planned(asked: Asked, plan: str | None) -> tuple[Entry, Gpu]:
     found = files.read_plan(plan)
     device = asked.gpu if asked.given else gpu.load(found.gpu)
     kernel = found.kernel
-    form = kernel.dq if kernel.deterministic else ""
-    return planner.plan(found.problem, device, kernel.algo, tile=kernel.tile, form=form), device
+    entry = planner.plan(found.problem, device, kernel.algo, tile=kernel.tile, form=kernel.form)
+    return entry, device
 
 
 def _kernel(asked: Asked, plan: str | None) -> Kernel:

@@ -36,6 +36,7 @@ class Entry:
     tile: Tile | None = None
     plan: Plan | None = None
     splits: int = 0  # parts of the keys; 0 where the kernel does not split them
+    packed: bool = False  # V3: whether a tile has the rows of all heads that share keys
     dq: str = "atomic"  # how a backward pass of V2 sums it
     grid: int = 0
     block: int = 0
@@ -58,7 +59,7 @@ class Entry:
     @property
     def variant(self) -> str:
         """The algorithm under the name of its equations in the model."""
-        return variant_of(self.algo, self.splits > 0, self.dq)
+        return variant_of(self.algo, self.splits > 0, self.dq, self.packed)
 
     def to_json(self) -> dict[str, Any]:
         """The entry as a ``fasim.plan/1`` document; ``Plan.from_json`` reads it when generable."""
@@ -95,6 +96,7 @@ class Entry:
             "smem_bytes": self.smem_bytes,
             "splits": self.splits,
             **({} if self.dq == "atomic" else {"dq": self.dq}),
+            **({"packed": True} if self.packed else {}),
             "arch": self.arch,
         }
 

@@ -28,9 +28,17 @@ from fasim.model.footprint import (
 )
 from fasim.model.occupancy import register_cap, residency
 from fasim.model.tiles import Tiles, padded, round_up
-from fasim.model.visits import PackedVisits, Visits, packed_visits, visible_pairs, visits
+from fasim.model.visits import (
+    PackedVisits,
+    Visits,
+    grouped_visits,
+    packed_visits,
+    visible_pairs,
+    visits,
+)
 from fasim.plan import (
     SLAB_BYTES,
+    V3,
     V3_TAIL_BYTES,
     WARP,
     WARPGROUP,
@@ -239,7 +247,7 @@ _SMEM: dict[tuple[str, str], Callable[[_Case], Iterator[Part]]] = {
     ("v1", "fwd"): _v1_smem,
     ("v2", "fwd"): _v2_smem,
     ("v2_split", "fwd"): _v2_smem,
-    ("v3", "fwd"): _v3_smem,
+    **{(name, "fwd"): _v3_smem for name in V3},
     ("v1", "bwd"): _v1_bwd_smem,
     **{(name, "bwd"): _v2_bwd_smem for name in ("v2", "v2_ordered", "v2_second_pass")},
     ("v3", "bwd"): _v3_bwd_smem,
@@ -290,15 +298,13 @@ def _walk(case: _Case) -> Iterator[str]:
     if case.entry.tile is None:
         return
     tiles = case.tiles
-    split = case.entry.splits > 0
-    seen: Visits | PackedVisits = (
-        packed_visits(case.problem, tiles)
-        if split
-        else visits(case.problem, tiles.block_q, tiles.block_kv)
-    )
+    split, packed = case.entry.splits > 0, case.entry.packed
+    seen: Visits | PackedVisits = visits(case.problem, tiles.block_q, tiles.block_kv)
+    if split or packed:
+        seen = (packed_visits if split else grouped_visits)(case.problem, tiles)
     whole = int(seen.q_tiles[0] * seen.kv_tiles[0])
     grid = f"{int(seen.q_tiles[0])} x {int(seen.kv_tiles[0])}"
-    head = "a K/V head, the rows of its group packed," if split else "a head"
+    head = "a K/V head, the rows of its group packed," if split or packed else "a head"
     yield f"{head} has {grid} tiles and visits {int(seen.steps[0])} of {whole}"
 
 
@@ -484,6 +490,12 @@ def _v3_fwd_registers(case: _Case) -> Iterator[Part]:
     yield Part("the rest", "", E4M3_BASE if scaled else V3_BASE)
 
 
+def _v3_packed_registers(case: _Case) -> Iterator[Part]:
+    yield from _v3_fwd_registers(case)
+    if kept := int(footprint.packed_registers(case.tiles)[0]):
+        yield Part("packed rows", f"more than {footprint.V3_PACKED_KEYS} keys", kept)
+
+
 def _scores_or_sums(case: _Case) -> Part:
     """In e4m3 the same registers hold a tile's scores and then the sums of its P V."""
     keys, sums = case.tile.block_kv, int(footprint.tile_sums(case.problem, case.tiles)[0])
@@ -520,6 +532,7 @@ _REGISTERS: dict[tuple[str, str], Callable[[_Case], Iterator[Part]]] = {
     ("v2", "fwd"): _v2_fwd_registers,
     ("v2_split", "fwd"): _split_registers,
     ("v3", "fwd"): _v3_fwd_registers,
+    ("v3_packed", "fwd"): _v3_packed_registers,
     **{(name, "bwd"): _v2_bwd_registers for name in ("v1", "v2", "v2_ordered", "v2_second_pass")},
     ("v3", "bwd"): _bwd_registers,
 }

@@ -23,10 +23,13 @@ from fasim.plan import (
     LOADER_THREADS,
     QUERY_STEP,
     SLAB_BYTES,
+    V3,
     WARPGROUP,
     WARPGROUP_ROWS,
     matrix_granule,
     split_count,
+    ungroupable,
+    unpackable,
 )
 from fasim.problem import Problem
 
@@ -60,18 +63,18 @@ class Case:
         smem = footprint.smem_bytes(problem, algo, pass_, tiles)
         capability = gpu.compute_capability
         registers = footprint.registers(problem, algo, pass_, tiles, capability)
-        threads = tiles.threads + (LOADER_THREADS if algo == "v3" else 0)
-        launch = register_cap(gpu, threads, 1) if algo == "v3" else registers
+        threads = tiles.threads + (LOADER_THREADS if algo in V3 else 0)
+        launch = register_cap(gpu, threads, 1) if algo in V3 else registers
         blocks, limiter = residency(gpu, threads, launch, smem)
         share = register_cap(gpu, threads, blocks)
         if algo == "v2_split":
             tiles = tiles.split(_split_counts(problem, tiles, gpu.sm_count * blocks))
-        if algo == "v3" and pass_ == "fwd":
+        if algo in V3 and pass_ == "fwd":
             granted = _consumer_cap(tiles)
         else:
             granted = footprint.granted(problem, algo, pass_, tiles, share, capability)
         resident = tiles.resident(np.maximum(blocks, 1)).granted(granted)
-        cap = _consumer_cap(tiles) if algo == "v3" else register_cap(gpu, threads, 1)
+        cap = _consumer_cap(tiles) if algo in V3 else register_cap(gpu, threads, 1)
         return cls(
             *(problem, gpu, algo, pass_, resident, threads, smem),
             *(registers, launch, blocks, limiter, cap),
@@ -94,12 +97,14 @@ class Case:
     @property
     def grid(self) -> Ints:
         """Blocks of a launch: per head one (V1), or one a q tile, backward one a K/V tile (V2: of a
-        kv head); split keys: one a part of a q tile of packed rows; V3 forward: those that the GPU
-        runs at once, if there are tiles for all."""
+        kv head); split keys: one a part of a q tile of packed rows; V3 forward, of packed rows
+        too: those that the GPU runs at once, if there are tiles for all."""
         p, tiles = self.problem, self.tiles
         heads = p.batch * p.heads
         if self.algo == "v2_split":
             return _packed_blocks(p, tiles) * tiles.splits
+        if self.algo == "v3_packed":
+            return np.minimum(_packed_blocks(p, tiles), self.gpu.sm_count * self.blocks_per_sm)
         forward = self.pass_ == "fwd"
         if not forward and self.algo != "v3":
             heads = p.batch * p.kv_heads
@@ -240,6 +245,14 @@ def _whole_slabs() -> Rule:
     return Rule(
         lambda c: (c.tiles.block_kv == SLAB_BYTES) | np.full(len(c), c.problem.dtype != "e4m3"),
         lambda c, i: f"block_kv {c.tiles.block_kv[i]} is not one slab of {SLAB_BYTES} keys of V",
+    )
+
+
+def _packs() -> Rule:
+    """Packed rows are whole boxes of whole queries, and their scores know no head."""
+    return Rule(
+        lambda c: np.full(len(c), not (unpackable(c.problem) or ungroupable(c.problem))),
+        lambda c, i: unpackable(c.problem) or ungroupable(c.problem),
     )
 
 
@@ -385,6 +398,7 @@ RULES: dict[tuple[str, str], tuple[Rule, ...]] = {
         *_LIMITS,
     ),
     ("v3", "fwd"): (*_V3, _whole_warpgroup_rows(), _whole_slabs(), *_LIMITS),
+    ("v3_packed", "fwd"): (_packs(), *_V3, _whole_warpgroup_rows(), *_LIMITS),
     ("v1", "bwd"): (*_OWNED, _one_stage(), *_LIMITS),
     **{(name, "bwd"): (*_KEYS, *_LIMITS) for name in ("v2", *(f"v2_{form}" for form in FORMS))},
     ("v3", "bwd"): (*_V3, *_LIMITS),

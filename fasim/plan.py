@@ -28,6 +28,7 @@ POINTERS = {  # by algorithm and pass; every kernel of a file takes the same par
     ("v2", "fwd"): ("q", "k", "v", "o", "lse"),
     ("v2_split", "fwd"): ("q", "k", "v", "o", "lse", "o_part", "m_part", "l_part"),
     ("v3", "fwd"): ("lse",),
+    ("v3_packed", "fwd"): ("lse",),
     ("v3_e4m3", "fwd"): ("v", "vt", "lse"),
     ("v3_blocks", "fwd"): (*_QUANTISED, "lse"),
     ("v3_heads", "fwd"): (*_QUANTISED, "most", "lse"),
@@ -42,6 +43,7 @@ PACKED_SIZES = {
     "bwd": ("heads", "kv_heads", "longest_q", "longest_k", "total_q"),
 }
 V3_SIZES = ("batch", *SIZES, "heads_together")
+V3_GROUPED_SIZES = (*V3_SIZES, "group_log2")
 V3_PACKED_SIZES = (
     "batch",
     "heads",
@@ -83,6 +85,8 @@ LAZY_DTYPES = ("fp16", "bf16")  # V2 moves their softmax reference only where a 
 # How V2 backward sums dQ so that every run gives the same bits: additions in the order of the keys,
 # or a kernel of its own that adds in registers.
 FORMS = ("ordered", "second_pass")
+V3 = ("v3", "v3_packed")  # variants: a tile's rows are the queries of a head, or of all of a group
+PACKINGS = ("packed", "unpacked")
 ABREAST = 16  # heads whose blocks start side by side where additions are ordered
 BACKWARD_STAGES = 2  # tiles of Q and dO in shared memory
 QUERY_STEP = 32  # queries that a backward warp scores at once, where its share has as many
@@ -193,7 +197,15 @@ class KernelSpec:
     @property
     def variant(self) -> str:
         """The algorithm under the name of its template and of its equations in the model."""
-        return variant_of(self.algo, self.splits, self.dq)
+        packed = self.pack_gqa and self.algo == "v3"
+        return variant_of(self.algo, self.splits, self.dq, packed)
+
+    @property
+    def form(self) -> str:
+        """Which of its algorithm's forms it is, as the planner takes it; "" if it has one."""
+        if (self.algo, self.pass_) == ("v3", "fwd"):
+            return PACKINGS[not self.pack_gqa]
+        return self.dq if self.deterministic else ""
 
     @property
     def transposes(self) -> bool:
@@ -262,6 +274,7 @@ class KernelSpec:
             self.bias: self.bias != "none",
             "varlen": self.varlen,
             "split": self.splits,
+            "packed": self.variant == "v3_packed",
             self.dq: self.dq != "atomic",
             f"from{self.in_dtype}": self.quantises,
             "incoherent": self.incoherent,
@@ -343,7 +356,8 @@ class KernelSpec:
         lengths = PACKED_SIZES[self.pass_] if self.varlen else SIZES
         names = (*lengths, *["splits"] * self.splits)
         if self.algo == "v3":
-            names = V3_PACKED_SIZES if self.varlen else V3_SIZES
+            names = V3_GROUPED_SIZES if self.pack_gqa else V3_SIZES
+            names = V3_PACKED_SIZES if self.varlen else names
         sizes = [(name, "i32") for name in names]
         strided = STRIDED[self.pass_]
         if self.algo == "v3":
@@ -373,10 +387,12 @@ class KernelSpec:
 LATER = ("dq", "in_dtype", "incoherent")  # fields that earlier kernels did not have
 
 
-def variant_of(algo: str, splits: bool, dq: str) -> str:
-    """An algorithm with split keys, or with one of FORMS for its dQ, has a name of its own."""
+def variant_of(algo: str, splits: bool, dq: str, packed: bool = False) -> str:
+    """An algorithm with split keys, packed rows or one of FORMS for its dQ has its own name."""
     if splits:
         return f"{algo}_split"
+    if packed:
+        return f"{algo}_packed"
     return algo if dq == "atomic" else f"{algo}_{dq}"
 
 
@@ -397,7 +413,8 @@ Arrays = Mapping[str, tuple[tuple[int, ...], str]]  # name -> (shape, dtype)
 class Launch:
     """One run of a file: its kernels in their order, the value of every argument passed by value,
     and the shapes of what they read (inputs), write (outputs) or need (workspaces). ``boxes`` has
-    the rows that TMA moves of a tensor at once, where a kernel takes its map."""
+    the rows that TMA moves of a tensor at once, where a kernel takes its map; ``groups`` the heads
+    that stand side by side in them, where they do."""
 
     stages: tuple[Stage, ...]
     scalars: Mapping[str, Scalar]
@@ -405,6 +422,7 @@ class Launch:
     outputs: Arrays
     workspaces: Arrays = field(default_factory=dict)
     boxes: Mapping[str, int] = field(default_factory=dict)
+    groups: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -453,6 +471,7 @@ class Plan:
             outputs=self._outputs(shapes),
             workspaces=self._workspaces(problem, shapes, tokens, splits),
             boxes=self._boxes() if self.kernel.algo == "v3" else {},
+            groups=dict.fromkeys("qo", problem.group) if self.kernel.variant == "v3_packed" else {},
         )
 
     def _boxes(self) -> dict[str, int]:
@@ -556,6 +575,12 @@ class Plan:
                 why="it adds to dQ in any order, the problem asks for the same bits in every run",
                 hint="plan and generate a kernel for this problem",
             )
+        if self.kernel.variant == "v3_packed" and (why := ungroupable(problem)):
+            raise UsageError(
+                f"{self.kernel.stem} cannot run this problem",
+                why=why,
+                hint="plan it again: a kernel that does not pack rows suits it",
+            )
         if self.kernel.splits and problem.group * problem.seq > MOST_ROWS:
             raise UsageError(
                 f"{self.kernel.stem} cannot run this problem",
@@ -564,7 +589,12 @@ class Plan:
             )
 
     def _q_blocks(self, problem: Problem) -> int:
-        return math.ceil(problem.seq / self.kernel.tile.block_q)
+        rows = problem.seq * (problem.group if self.kernel.pack_gqa else 1)
+        return math.ceil(rows / self.kernel.tile.block_q)
+
+    def _heads(self, problem: Problem) -> int:
+        """Whose rows are cut into tiles: of packed rows those of K and V."""
+        return problem.batch * (problem.kv_heads if self.kernel.pack_gqa else problem.heads)
 
     def _blocks(self, problem: Problem) -> int:
         """V1 is parallel over batch and heads, V2 also over blocks of queries; a block of packed
@@ -573,12 +603,9 @@ class Plan:
             kv_blocks = math.ceil(problem.seq_kv / self.kernel.tile.block_kv)
             per_head = min(kv_blocks, 1) if self.kernel.algo == "v1" else kv_blocks
             return problem.batch * problem.kv_heads * per_head
-        if self.kernel.pack_gqa:
-            rows = problem.group * problem.seq
-            return problem.batch * problem.kv_heads * math.ceil(rows / self.kernel.tile.block_q)
         q_blocks = self._q_blocks(problem)
         per_head = min(q_blocks, 1) if self.kernel.algo == "v1" else q_blocks
-        blocks = problem.batch * problem.heads * per_head
+        blocks = self._heads(problem) * per_head
         return min(blocks, self.slots) if self.kernel.algo == "v3" else blocks
 
     def _scalars(
@@ -593,6 +620,7 @@ class Plan:
             **dict(zip(SIZES, (p.heads, p.kv_heads, p.seq, p.seq_kv), strict=True)),
             **{"longest_q": p.seq, "longest_k": p.seq_kv, "total_q": tokens[0], "splits": splits},
             **{"batch": p.batch, "heads_together": self._heads_together(p)},
+            "group_log2": p.group.bit_length() - 1,
             "bias_strides": contiguous_strides((p.batch, p.heads, p.seq, p.seq_kv))[:3],
             **{f"{name}_strides": tuple(steps) for name, steps in strides.items()},
             **_factors(problem),
@@ -607,7 +635,7 @@ class Plan:
         if self.kernel.mask == "full" or not (q_blocks := self._q_blocks(problem)):
             return 1
         two_rounds = 2 * max(1, self.slots)
-        return min(two_rounds // math.gcd(two_rounds, q_blocks), problem.batch * problem.heads)
+        return min(two_rounds // math.gcd(two_rounds, q_blocks), self._heads(problem))
 
     def _inputs(self, problem: Problem, shapes: Mapping[str, tuple[int, ...]]) -> Arrays:
         """A backward pass reads what the forward one left, and the gradient of O."""
@@ -747,7 +775,10 @@ class Plan:
             yield f"arch {kernel.arch!r} is not of the form sm_80"
         if self.smem_bytes < 1:
             yield f"smem_bytes is {self.smem_bytes}"
-        if kernel.splits != kernel.pack_gqa or (kernel.splits and kernel.algo != "v2"):
+        packed = kernel.variant == "v3_packed"
+        if kernel.splits != (kernel.pack_gqa and not packed) or (
+            kernel.splits and kernel.algo != "v2"
+        ):
             yield "only V2 splits keys, and only with the heads of a group packed"
         if (kernel.variant, kernel.pass_) not in POINTERS:
             yield f"no template makes the backward pass of {kernel.variant}"
@@ -819,6 +850,8 @@ def _nonsense_v3(kernel: KernelSpec) -> Iterator[str]:
     if kernel.out_dtype not in V3_DTYPES.get(kernel.dtype, ()):
         yield f"no template makes V3 from {kernel.dtype} to {kernel.out_dtype}"
     if why := untakable(kernel.head_dim, kernel.head_dim_v, kernel.dtype):
+        yield why
+    if kernel.pack_gqa and (why := unpackable(kernel)):
         yield why
     if kernel.transposes and (kernel.varlen or kernel.bias_dtype):
         yield "no template makes V3 in e4m3 with a dense bias or packed sequences"
@@ -919,6 +952,27 @@ def untakable(head_dim: int, head_dim_v: int, dtype: str) -> str:
     rows = (n * DTYPE_BYTES[dtype] for n in (head_dim, head_dim_v) if dtype == "e4m3")
     wrong = next((row for row in rows if row % TMA_BYTES), 0)
     return f"TMA takes rows of whole {TMA_BYTES} bytes, not of {wrong}" if wrong else ""
+
+
+def unpackable(work: KernelSpec | Problem) -> str:
+    """Why no V3 kernel for it packs the rows of a group of heads into one tile; "" if one may."""
+    reasons = {
+        "the backward pass has no tiles of packed rows": work.pass_ != "fwd",
+        f"V3 packs rows in 16 bits only, not in {work.dtype}": work.dtype not in LAZY_DTYPES,
+        "rows of several heads have several slopes or biases": work.bias != "none",
+        "packed sequences do not begin at whole boxes of packed rows": work.varlen,
+        "rows that are padded are copied head by head": bool(padded_tensors(work)),
+    }
+    return next((why for why, applies in reasons.items() if applies), "")
+
+
+def ungroupable(problem: Problem) -> str:
+    """Why V3 cannot pack this problem's groups of heads; "" if it can."""
+    if WARPGROUP_ROWS % problem.group:
+        return f"groups of {problem.group} heads do not divide the {WARPGROUP_ROWS} rows of a box"
+    if (rows := problem.group * problem.seq) > MOST_ROWS:
+        return f"{rows} packed rows of a K/V head exceed {MOST_ROWS}"
+    return ""
 
 
 def padded_tensors(work: KernelSpec | Problem) -> tuple[str, ...]:

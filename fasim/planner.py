@@ -6,6 +6,7 @@ algorithms a GPU can run, and what fasim can generate.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
@@ -24,13 +25,17 @@ from fasim.model.timeline import Times
 from fasim.model.traffic import Bytes
 from fasim.plan import (
     FORMS,
+    PACKINGS,
     POINTERS,
     TMA_BYTES,
+    V3,
     V3_DTYPES,
     KernelSpec,
     Plan,
     Tile,
     padded_tensors,
+    ungroupable,
+    unpackable,
     untakable,
 )
 from fasim.problem import Problem
@@ -41,6 +46,8 @@ MOST_BYTES = 2**62
 MIN_CAPABILITY = (7, 5)  # of the templates, forward
 MIN_CAPABILITY_BACKWARD = (8, 0)
 CROSSOVER_RANGE = (64, 65536)
+# V3 packs the rows of a group where queries are few: beyond so many whole tiles are nearly full.
+PACKED_QUERIES = 1024
 SPLIT_ROWS = 256  # of one K/V head: with more of them every row block would read all keys again
 
 
@@ -125,7 +132,7 @@ def _too_old(gpu: Gpu, capability: str) -> str:
 
 def kernel_arch(gpu: Gpu, algo: str) -> str:
     """The compile target: V3 needs the architecture-specific one, V1 and V2 the plain one."""
-    return gpu.arch if algo in ("v3", "standard") else "sm_{}{}".format(*gpu.compute_capability)
+    return gpu.arch if algo in (*V3, "standard") else "sm_{}{}".format(*gpu.compute_capability)
 
 
 # ---- one pass of one algorithm ------------------------------------------------------------------
@@ -225,7 +232,11 @@ def _flash_entry(
     rejected = ranking.neighbours(best.tile) if not tile else ()
     best = replace(best, alternatives=tuple(entries[1:]), rejected=rejected)
     others = [other for other in legal if other is not ranking]
-    more = (*_split_reasons(best, gpu, others), *_form_reasons(best, others))
+    more = (
+        *_split_reasons(best, gpu, others),
+        *_form_reasons(best, others),
+        *_packing_reasons(best, others),
+    )
     return replace(best, reasons=(*_reasons(best), *more))
 
 
@@ -239,8 +250,12 @@ def _tried(
 ) -> Iterable[tuple[str, Tiles]]:
     """The variants of an algorithm and the tiles of each. V2 also splits keys where rows are few;
     a whole tile that is to be judged is of one variant: where warps share its keys, of that. Where
-    V2's backward is to repeat bit for bit, the forms that do, or the one asked for."""
+    V2's backward is to repeat bit for bit, the forms that do, or the one asked for; V3 packs rows
+    where queries are few, or as asked."""
     variants = [algo]
+    if (algo, pass_) == ("v3", "fwd"):
+        variants = ["v3_packed"] if form == "packed" or _may_pack(problem) else []
+        variants = [*["v3"] * (form != "packed"), *variants * (form != "unpacked")]
     if (algo, pass_) == ("v2", "bwd") and problem.deterministic:
         variants = [f"v2_{name}" for name in FORMS if form in ("", name)]
     if (algo, pass_) == ("v2", "fwd") and _may_split(problem, gpu, bool(tile)):
@@ -256,6 +271,27 @@ def _may_split(problem: Problem, gpu: Gpu, any_rows: bool) -> bool:
     plain = problem.mask in ("full", "causal") and problem.bias == "none"
     made = gpu.cp_async and problem.dtype != "e4m3"
     return few and plain and not problem.softcap and not problem.varlen and made
+
+
+def _may_pack(problem: Problem) -> bool:
+    few = problem.group > 1 and problem.seq <= PACKED_QUERIES
+    return few and not (unpackable(problem) or ungroupable(problem))
+
+
+def _packing_reasons(best: Entry, others: Sequence[_Ranking]) -> Iterable[str]:
+    """What packing the rows of a group brings V3, or why it is not done where queries are few."""
+    p, tile = best.problem, best.tile
+    if (best.algo, best.pass_) != ("v3", "fwd") or tile is None or p.group == 1:
+        return
+    if best.packed:
+        packed, alone = (math.ceil(n * p.seq / tile.block_q) for n in (p.group, 1))
+        count = f"{packed} tile{'s' * (packed > 1)}"
+        yield f"{p.group} heads packed fill {count} of rows, instead of {p.group * alone}"
+    elif p.seq <= PACKED_QUERIES and (why := unpackable(p) or ungroupable(p)):
+        yield f"rows of a group are not packed: {why}"
+    how = "without packing" if best.packed else "with packed"
+    for other in others:
+        yield f"{how} rows it would take {other.seconds / best.time.seconds:.2f} times as long"
 
 
 def _split_reasons(best: Entry, gpu: Gpu, others: Sequence[_Ranking]) -> Iterable[str]:
@@ -368,6 +404,7 @@ def _entries(ranking: _Ranking, base: Entry, chosen: Sequence[int]) -> list[Entr
             tile=tiles.tile(i),
             plan=_plan(case, i) if base.generable else None,
             splits=int(tiles.splits[i]) if algo == "v2_split" else 0,
+            packed=algo == "v3_packed",
             hbm=_with_parts(base.hbm, case, i),
             grid=int(grid[i]),
             block=int(case.threads[i]),
@@ -416,7 +453,7 @@ def _plan(case: Case, index: int) -> Plan:
         softcap=problem.softcap > 0,
         bias=problem.bias,
         varlen=problem.varlen,
-        pack_gqa=splits,
+        pack_gqa=splits or case.algo == "v3_packed",
         scales=problem.scales if problem.dtype == "e4m3" else "none",
         in_dtype=problem.in_dtype if problem.quantises else "",
         incoherent=problem.incoherent,
@@ -429,7 +466,7 @@ def _plan(case: Case, index: int) -> Plan:
         gpu=case.gpu.name,
         kernel=kernel,
         smem_bytes=int(case.smem[index]),
-        slots=case.gpu.sm_count * int(case.blocks_per_sm[index]) * (splits or case.algo == "v3"),
+        slots=case.gpu.sm_count * int(case.blocks_per_sm[index]) * (splits or case.algo in V3),
     )
 
 
@@ -560,13 +597,19 @@ def plan(
     ``algo`` auto takes the fastest algorithm that can run and fits. ``tile`` judges one tile: a
     shape (block_q, block_kv), completed as well as possible, or a whole Tile; it is never changed.
     ``reserve`` are HBM bytes to leave free; ``top`` counts the tiles shown, the best included.
-    ``form`` is one of plan.FORMS, for a backward pass of V2 that repeats bit for bit; left out, the
-    faster one is taken.
+    ``form`` is one of plan.FORMS, for a backward pass of V2 that repeats bit for bit, or of
+    plan.PACKINGS, for V3 forward; left out, the faster one is taken.
     Raises NoPlanError, with the reason, when nothing can run, is legal, or fits.
     """
     if algo == "auto":
         algo = _fastest(problem, gpu, reserve, tile)
-    if form and not (problem.deterministic and problem.pass_ == "bwd" and algo == "v2"):
+    if form in PACKINGS and (algo, problem.pass_) != ("v3", "fwd"):
+        raise UsageError(
+            f"{form} is a form of V3's forward pass",
+            hint="add --algo v3, or leave --form out",
+        )
+    backward = problem.deterministic and problem.pass_ == "bwd" and algo == "v2"
+    if form and form not in PACKINGS and not backward:
         raise UsageError(
             f"{form} is a form of V2's deterministic backward pass",
             hint="add --algo v2 --pass bwd --deterministic",

@@ -24,7 +24,15 @@ from fasim.emulator import trace
 from fasim.errors import CheckFailed, FasimError, UsageError
 from fasim.model import flops, traffic
 from fasim.model.tiles import Tiles
-from fasim.plan import SCALE_BLOCK, KernelSpec, Launch, Plan, Tile, tensor_shapes
+from fasim.plan import (
+    SCALE_BLOCK,
+    WARPGROUP_ROWS,
+    KernelSpec,
+    Launch,
+    Plan,
+    Tile,
+    tensor_shapes,
+)
 from fasim.problem import DTYPE_BYTES, Problem
 from fasim.reference import DTYPES, UNIT_ROUNDOFF, Options
 from fasim.render import Kernel
@@ -273,12 +281,14 @@ def cases(plan: Plan) -> st.SearchStrategy[Case]:
     values = [name for name in VALUES if name not in _impossible(kernel)]
     biases = {"none": ("usual",), "alibi": SLOPES}.get(kernel.bias, BIASES)
     sides = _sides(tile) if kernel.mask == "window" else st.just(-1)
+    packed = kernel.variant == "v3_packed"
+    groups = [n for n in GROUPS if not packed or WARPGROUP_ROWS % n == 0]
     return st.builds(
         _sized,
         batch=st.sampled_from((1, 2)),
         kv_heads=st.sampled_from((1, 2, 3)),
-        group=st.sampled_from(GROUPS),
-        seq=_lengths(tile.block_q),
+        group=st.sampled_from(groups),
+        seq=_lengths(tile.block_q // (max(groups) if packed else 1)),
         seq_kv=_lengths(tile.block_kv, tile.keys_per_step),
         values=st.sampled_from(values),
         layout=st.sampled_from(LAYOUTS),

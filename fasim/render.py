@@ -53,7 +53,7 @@ PTX_TYPES = {"fp16": "f16", "bf16": "bf16", "e4m3": "e4m3"}
 ARGUMENT_TYPES = {"i32": "int", "f32": "float", "i64x3": "Strides"}
 TEMPLATES = {
     **{("v1", "fwd"): "v1_fwd", ("v2", "fwd"): "v2_fwd", ("v2_split", "fwd"): "v2_split"},
-    ("v3", "fwd"): "v3_fwd",
+    **dict.fromkeys((("v3", "fwd"), ("v3_packed", "fwd")), "v3_fwd"),
     **dict.fromkeys((("v2", "bwd"), ("v2_ordered", "bwd"), ("v2_second_pass", "bwd")), "v2_bwd"),
     ("v1", "bwd"): "v1_bwd",
 }
@@ -374,12 +374,15 @@ def matrix_instructions(kernel: KernelSpec) -> tuple[str, ...]:
 
 
 def v3_instructions(kernel: KernelSpec) -> tuple[str, ...]:
-    """The wrappers that V3 needs for its types: of scores computed again, and of conversions."""
+    """The wrappers that V3 needs for its types, of scores computed again and of conversions, and
+    for packed rows."""
     kinds = dict.fromkeys((kernel.dtype, kernel.out_dtype, kernel.in_dtype or kernel.dtype))
     rounding = tuple(f"cvt_{PTX_TYPES[kind]}x2" for kind in kinds)
     if kernel.scaled:
         widening = ("cvt_f32_f16",) if kernel.in_dtype == "fp16" else ()
         return ("ldmatrix_x4", "ldmatrix_x2", "mma_m16n8k32_e4m3", *rounding, *widening)
+    if kernel.pack_gqa:
+        rounding = ("cp_async_bulk_tensor_5d", *rounding)
     if kernel.bias_dtype:
         return rounding
     return ("ldmatrix_x2", "ldmatrix_x1", f"mma_m16n8k8_{PTX_TYPES[kernel.dtype]}", *rounding)
@@ -449,7 +452,17 @@ def score_columns_call(kernel: KernelSpec) -> str:
 def span_terms(kernel: KernelSpec) -> str:
     """The initialiser of Span."""
     window = ["window_left", "window_right"] if kernel.mask == "window" else []
-    return ", ".join(["seq_q", "seq_kv", *window])
+    lengths = ["seq_q", "seq_kv"]
+    if kernel.variant == "v3_packed":  # seq_q counts rows
+        lengths = ["seq_q << group_log2", "seq_kv", "group_log2"]
+    return ", ".join([*lengths, *window])
+
+
+def grid_rows(kernel: KernelSpec) -> str:
+    """Heads whose rows V3 cuts into tiles, and the rows of each."""
+    if kernel.variant == "v3_packed":
+        return "kv_heads, seq_q << group_log2"
+    return f"heads, {longest_q(kernel)}"
 
 
 def longest_q(kernel: KernelSpec) -> str:
@@ -545,7 +558,7 @@ def _environment() -> jinja2.Environment:
     options = (
         *(hooked, unscaled, softmax_factor, span_terms),
         *(score_terms, score_call, score_columns_call),
-        *(longest_q, longest_k, dq_tile, head_rows, last_tile, warp_sees),
+        *(longest_q, longest_k, grid_rows, dq_tile, head_rows, last_tile, warp_sees),
         *(mma, cvt, matrix_instructions, scale_of),
         *(q_stages, output_parts, loader_registers, arch_flags, v3_instructions, value_columns),
         *(value_box_rows, map_of, padded_copies, row_of),

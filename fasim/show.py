@@ -419,7 +419,8 @@ def choice(entry: Entry) -> str:
     tile = entry.tile
     if tile is None:
         return "unfused launches, no tile"
-    words = [f"{tile.block_q} queries x {tile.block_kv} keys"]
+    rows = "packed rows" if entry.packed else "queries"
+    words = [f"{tile.block_q} {rows} x {tile.block_kv} keys"]
     if entry.splits:
         words = [f"{tile.block_q} packed rows x {tile.block_kv} keys, {tile.keys_per_step} a warp"]
     elif tile.keys_per_step != tile.block_kv:

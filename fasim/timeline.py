@@ -94,7 +94,7 @@ def take(
     notes = raw.view(np.uint64).reshape(shape)
     unit = "notes" if runner.name == "emulator" else "clocks"
     known = not transposes("v3", problem.dtype) and not padded_tensors(problem)
-    model = tuple(lanes(problem, gpu, tile, SHOWN)) if known else ()
+    model = tuple(lanes(problem, gpu, tile, SHOWN, kernel.plan.kernel.variant)) if known else ()
     cost = cost_of_notes(kernel, launch, arrays) if unit == "clocks" else None
     spans = tuple(spans_of(notes))
     return Timeline(kernel.stem, problem, runner.name, device, unit, spans, model, cost)

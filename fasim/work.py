@@ -10,7 +10,7 @@ from fasim.gpu import Gpu
 from fasim.legality import Case, legal
 from fasim.model.silicon import rates
 from fasim.model.tiles import Tiles
-from fasim.model.visits import packed_visits, visits
+from fasim.model.visits import grouped_visits, packed_visits, visits
 
 
 def smem_bytes(entry: Entry, gpu: Gpu) -> float:
@@ -27,6 +27,9 @@ def exponentials(entry: Entry) -> int:
     tiles = Tiles.of([entry.tile])
     if entry.splits:
         scores = int(packed_visits(p, tiles).steps[0]) * entry.tile.block_q * entry.tile.block_kv
+        return p.batch * p.kv_heads * scores
+    if entry.packed:
+        scores = int(grouped_visits(p, tiles).steps[0]) * entry.tile.block_q * entry.tile.block_kv
         return p.batch * p.kv_heads * scores
     steps = int(visits(p, tiles.block_q, tiles.block_kv).steps[0])
     return p.batch * p.heads * steps * entry.tile.block_q * entry.tile.block_kv

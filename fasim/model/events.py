@@ -19,6 +19,7 @@ from fasim.errors import UsageError
 from fasim.plan import (
     SCALE_INPUTS,
     SLAB_BYTES,
+    V3,
     WARPGROUP,
     WARPGROUP_ROWS,
     Tile,
@@ -29,6 +30,7 @@ from fasim.plan import (
 )
 from fasim.problem import Problem
 
+PACKED = ("v2_split", "v3_packed")  # variants whose rows are those of all heads of a group
 TRANSPOSER = "transposer"  # of V3 in e4m3: the kernel before the main one
 
 
@@ -46,9 +48,9 @@ class Event(NamedTuple):
 
 
 def units(problem: Problem, variant: str, role: str = "") -> int:
-    """How many times a role's part of the stream runs: once a query head; where keys are split, or
+    """How many times a role's part of the stream runs: once a query head; where rows are packed, or
     V is laid out anew, once a K/V head."""
-    per_kv_head = variant == "v2_split" or role == TRANSPOSER
+    per_kv_head = variant in PACKED or role == TRANSPOSER
     return problem.batch * (problem.kv_heads if per_kv_head else problem.heads)
 
 
@@ -57,7 +59,7 @@ def events(problem: Problem, variant: str, tile: Tile, splits: int = 1) -> Itera
     tensors come from a kernel before."""
     if variant == "v3" and padded_tensors(problem):
         raise UsageError("V3 that pads rows has no events", why="launches of their own copy them")
-    streams = {"v1": _v1, "v2": _v2, "v2_split": _v2_split, "v3": _v3}
+    streams = {"v1": _v1, "v2": _v2, "v2_split": _v2_split, **dict.fromkeys(V3, _v3)}
     return streams[variant](_Head(problem, variant, tile), splits)
 
 
@@ -66,7 +68,7 @@ class _Head:
 
     def __init__(self, problem: Problem, variant: str, tile: Tile) -> None:
         self.problem, self.tile, self.variant = problem, tile, variant
-        self.group = problem.group if variant == "v2_split" else 1  # query heads whose rows pack
+        self.group = problem.group if variant in PACKED else 1  # query heads whose rows pack
         self.transposes = transposes(variant, problem.dtype)
         self.values = "vt" if self.transposes else "v"  # what the main kernel takes for V
         self.frees_k = "pv" if self.transposes else "p"  # the last that may ask for K again
@@ -123,7 +125,7 @@ class _Head:
         """What every thread of a block reads for itself, for some options."""
         p, threads = self.problem, self.tile.threads
         size = {"slopes": 4 * (p.bias == "alibi")}
-        if self.variant != "v3":
+        if self.variant not in V3:
             size |= dict.fromkeys(SCALE_INPUTS, 4 * (p.dtype == "e4m3"))
             yield from self.ends(role, threads)
         yield from (Event(role, "load", n, bytes=b * threads) for n, b in size.items() if b)

@@ -7,7 +7,7 @@ backward four that are needed (dV, dP, dQ, dK), and a fifth where S is computed 
 from __future__ import annotations
 
 from fasim.model.tiles import Ints, Tiles, padded
-from fasim.model.visits import packed_visits, visible_pairs, visits
+from fasim.model.visits import grouped_visits, packed_visits, visible_pairs, visits
 from fasim.plan import transposed_rows, transposes
 from fasim.problem import Problem
 
@@ -41,6 +41,10 @@ def executed(problem: Problem, algo: str, pass_: str, tiles: Tiles) -> Ints:
     per_pair = 2 * (over_d * d + over_dv * dv)
     if algo == "v2_split":
         steps = packed_visits(problem, tiles).steps
+        return heads // problem.group * per_pair * steps * tiles.block_q * tiles.block_kv
+    if algo == "v3_packed":
+        packed = grouped_visits(problem, tiles)
+        steps = packed.steps + packed.blind
         return heads // problem.group * per_pair * steps * tiles.block_q * tiles.block_kv
     if algo == "v2_second_pass":
         return heads * _two_passes(problem, tiles)

@@ -19,6 +19,7 @@ from fasim.plan import (
     HOPPER_SMEM,
     LAZY_DTYPES,
     MOST_COLUMNS,
+    V3,
     WARP,
     columns_under_way,
     padded_tensors,
@@ -99,6 +100,8 @@ E4M3_BASE, ROUNDED_SUMS = 10, 2
 V3_OPTION_REGISTERS = {"window": 12, "softcap": 0, "ALiBi": 8, "dense bias": 12, "sequences": 8}
 V3_FP32_BIAS_KEYS, V3_FP32_BIAS_PER_KEY = 32, 0.25
 V3_CAPPED_BIAS_KEYS, V3_CAPPED_BIAS_PER_KEY = 48, 0.5
+# What packed rows keep besides, beside scores of more than so many keys.
+V3_PACKED_KEYS, V3_PACKED_REGISTERS = 144, 8
 # V3: mbarriers and alignment of the tiles to 1024 bytes.
 BARRIER_BYTES = 1024
 
@@ -144,7 +147,7 @@ def arch_registers(
     problem: Problem, algo: str, pass_: str, tiles: Tiles, capability: tuple[int, int]
 ) -> dict[str, Ints]:
     """What a type takes besides on some architectures, by the reason."""
-    if pass_ == "bwd" or algo == "v3":
+    if pass_ == "bwd" or algo in V3:
         return {}
     if capability < AMPERE:
         return _turing_registers(problem, algo, tiles)
@@ -185,7 +188,7 @@ def granted(
     needed = registers(problem, algo, pass_, tiles, capability)
     if pass_ == "bwd" and algo != "v3":
         return np.asarray(np.maximum(needed, cap))
-    if algo == "v3":
+    if algo in V3:
         return needed
     tiles = _with_all_rows(tiles) if algo == "v2_split" else tiles
     wanted = WANTED_BASE + WANTED_PER_ACCUMULATOR * _accumulators(problem, tiles)
@@ -412,6 +415,15 @@ def _v3_fwd_registers(problem: Problem, tiles: Tiles) -> Any:
     return tiles.block_kv // 2 + o + p + V3_BASE + options
 
 
+def packed_registers(tiles: Tiles) -> Ints:
+    """What V3 keeps besides where rows are packed."""
+    return np.asarray(V3_PACKED_REGISTERS * (tiles.block_kv > V3_PACKED_KEYS))
+
+
+def _v3_packed_registers(problem: Problem, tiles: Tiles) -> Any:
+    return _v3_fwd_registers(problem, tiles) + packed_registers(tiles)
+
+
 def tile_sums(problem: Problem, tiles: Tiles) -> Any:
     """Registers of V3's sums of one tile in e4m3."""
     sums = {n: columns_under_way(problem.head_dim_v, n) // 2 for n in MOST_COLUMNS}
@@ -439,7 +451,7 @@ _SMEM: dict[tuple[str, str], _Count] = {
     ("v1", "fwd"): _v1_fwd_smem,
     ("v2", "fwd"): _v2_fwd_smem,
     ("v2_split", "fwd"): _v2_fwd_smem,
-    ("v3", "fwd"): _v3_fwd_smem,
+    **{(name, "fwd"): _v3_fwd_smem for name in V3},
     ("v1", "bwd"): _v1_bwd_smem,
     **dict.fromkeys((("v2", "bwd"), ("v2_ordered", "bwd")), _v2_bwd_smem),
     ("v2_second_pass", "bwd"): _second_pass_smem,
@@ -450,6 +462,7 @@ _REGISTERS: dict[tuple[str, str], _Count] = {
     ("v2", "fwd"): _v2_fwd_registers,
     ("v2_split", "fwd"): _v2_split_registers,
     ("v3", "fwd"): _v3_fwd_registers,
+    ("v3_packed", "fwd"): _v3_packed_registers,
     ("v1", "bwd"): _v1_bwd_registers,
     ("v2", "bwd"): _v2_bwd_registers,
     ("v2_ordered", "bwd"): _v2_ordered_registers,

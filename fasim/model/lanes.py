@@ -34,10 +34,10 @@ class Span(NamedTuple):
     end: float
 
 
-def lanes(problem: Problem, gpu: Gpu, tile: Tile, steps: int) -> list[Span]:
+def lanes(problem: Problem, gpu: Gpu, tile: Tile, steps: int, variant: str = "v3") -> list[Span]:
     """The first ``steps`` steps of a V3 block's roles, in clocks. Errors as of ``events``."""
     played = _Block(problem, gpu, tile)
-    for group in _groups(events(problem, "v3", tile), steps):
+    for group in _groups(events(problem, variant, tile), steps):
         played.play(group)
     return played.spans
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fasim.gpu import FORMAT, Gpu
+from fasim.plan import V3
 from fasim.problem import Problem
 
 # Assumed where the GPU's file has no value; each is named in the plan that used it.
@@ -44,7 +45,7 @@ def rates(gpu: Gpu, algo: str, problem: Problem) -> Rates:
     """The rates that one algorithm sees: V1 and V2 multiply with mma.sync, V3 and the library
     behind standard attention with the best instruction the GPU has, fp32 without tensor cores."""
     notes = _Notes(gpu)
-    wgmma = gpu.wgmma and algo in ("v3", "standard") and problem.dtype != "fp32"
+    wgmma = gpu.wgmma and algo in (*V3, "standard") and problem.dtype != "fp32"
     clock = _clock(gpu, wgmma, notes)
     l2 = notes.value("l2_bandwidth", L2_BYTES_PER_CLOCK * gpu.sm_count * clock)
     return Rates(
@@ -95,14 +96,15 @@ def _hbm_rate(gpu: Gpu, notes: _Notes) -> float:
 
 
 def _hbm_latency(algo: str, notes: _Notes) -> float:
-    return notes.value("hbm_latency_clocks", HBM_LATENCY_CLOCKS) if algo == "v2_split" else 0.0
+    packed = algo in ("v2_split", "v3_packed")
+    return notes.value("hbm_latency_clocks", HBM_LATENCY_CLOCKS) if packed else 0.0
 
 
 def _matmul_rate(gpu: Gpu, algo: str, dtype: str, notes: _Notes) -> float:
     if dtype == "fp32":
         return gpu.fp32_flops
     rate = _tensor_rate(gpu, dtype, notes)
-    return rate if algo in ("v3", "standard") else rate * _mma_share(gpu, dtype, notes)
+    return rate if algo in (*V3, "standard") else rate * _mma_share(gpu, dtype, notes)
 
 
 def _tensor_rate(gpu: Gpu, dtype: str, notes: _Notes) -> float:

@@ -14,7 +14,7 @@ import numpy as np
 
 from fasim.model.silicon import Rates
 from fasim.model.tiles import Reals, Tiles, padded
-from fasim.plan import LAZY_DTYPES, QUERY_STEP, transposed_rows
+from fasim.plan import LAZY_DTYPES, QUERY_STEP, V3, transposed_rows
 from fasim.problem import Problem
 
 # Instructions an element of S costs besides its exponential: max, fused multiply-add, add, half a
@@ -283,7 +283,7 @@ _STEPS: dict[tuple[str, str], Callable[[_Shape, Rates], Step]] = {
     ("v1", "fwd"): _v1_fwd,
     ("v2", "fwd"): _v2_fwd,
     ("v2_split", "fwd"): _split_fwd,
-    ("v3", "fwd"): _wgmma_fwd,
+    **{(name, "fwd"): _wgmma_fwd for name in V3},
     ("v1", "bwd"): _v1_bwd,
     **dict.fromkeys((("v2", "bwd"), ("v2_ordered", "bwd")), _v2_bwd),
     ("v2_second_pass", "bwd"): _main_of_two,

@@ -18,7 +18,7 @@ from fasim.model.footprint import Tensors
 from fasim.model.silicon import Rates, rates
 from fasim.model.steps import Step, query_step, step
 from fasim.model.tiles import Ints, Reals, Tiles, ceil_div
-from fasim.model.visits import packed_visits, visits
+from fasim.model.visits import grouped_visits, packed_visits, visits
 from fasim.plan import ABREAST, HOPPER_SMEM, LAZY_DTYPES, WARPGROUP, transposes, v3_smem
 from fasim.problem import Problem
 
@@ -288,8 +288,13 @@ class _Flash:
         """V3: what a tile of queries takes besides its steps; the next one's begin meanwhile."""
         one_q = v3_smem(self.problem, self.tiles, 2, 1) > HOPPER_SMEM
         uniform = self.problem.mask == "full"
-        masked = ceil_div(self.tiles.block_q, self.tiles.block_kv) * (not uniform)
+        masked = ceil_div(self._queries, self.tiles.block_kv) * (not uniform)
         return np.asarray(WGMMA_TILE_CLOCKS + ONE_Q_CLOCKS * one_q + MASKED_STEP_CLOCKS * masked)
+
+    @property
+    def _queries(self) -> Ints:
+        """Of a tile."""
+        return self.tiles.block_q
 
     def _ends_bytes(self) -> Ints:
         """What a block loads before its first step and stores after its last."""
@@ -321,18 +326,8 @@ class _Flash:
         return steps * law(resident) + (steps + blind) * latency + MMA_BLOCK_CLOCKS[self.pass_]
 
 
-class _Split(_Flash):
-    """V2 with split keys: what binds it are the keys' bytes and how many of them are on the way."""
-
-    def _seen(self) -> tuple[Any, int]:
-        return packed_visits(self.problem, self.tiles), self.problem.batch * self.problem.kv_heads
-
-    def _launches(self) -> int:
-        """The kernel and the one that combines its parts."""
-        return 2
-
-    def _aside_s(self) -> float:
-        return 0.0
+class _FewQueries(_Flash):
+    """Rows of a group packed: what may bind are the keys' bytes and how many are on the way."""
 
     def _blocks(self) -> Ints:
         return np.asarray(self.heads * self.seen.q_tiles * self.tiles.splits)
@@ -346,12 +341,43 @@ class _Split(_Flash):
         waits = trips * self.speed.hbm_latency / self.speed.clock_hz
         return np.asarray(super()._hbm_s() + waits)
 
+
+class _Split(_FewQueries):
+    """V2 with split keys."""
+
+    def _seen(self) -> tuple[Any, int]:
+        return packed_visits(self.problem, self.tiles), self.problem.batch * self.problem.kv_heads
+
+    def _launches(self) -> int:
+        """The kernel and the one that combines its parts."""
+        return 2
+
+    def _aside_s(self) -> float:
+        return 0.0
+
     def _clocks(self, law: Law) -> Reals:
         return self._waves(law, self._blocks())
 
     def _block(self, law: Law, resident: Any, steps: Any = None) -> Any:
         """Of a block with the longest share of the tiles."""
         return super()._block(law, resident, ceil_div(self.seen.longest, self.tiles.splits))
+
+
+class _Packed(_FewQueries):
+    """V3 whose tiles pack the rows of a group: V3's laws, for fewer and fuller tiles."""
+
+    def __init__(
+        self, problem: Problem, gpu: Gpu, algo: str, pass_: str, tiles: Tiles, speed: Rates
+    ) -> None:
+        super().__init__(problem, gpu, algo, pass_, tiles, speed)
+        self.algo = "v3"
+
+    def _seen(self) -> tuple[Any, int]:
+        return grouped_visits(self.problem, self.tiles), self.problem.batch * self.problem.kv_heads
+
+    @property
+    def _queries(self) -> Ints:
+        return np.maximum(self.tiles.block_q // self.problem.group, 1)
 
 
 class _Ordered(_Flash):
@@ -407,6 +433,7 @@ _VARIANTS: dict[str, type[_Flash]] = {
     "v2_split": _Split,
     "v2_ordered": _Ordered,
     "v2_second_pass": _SecondPass,
+    "v3_packed": _Packed,
 }
 
 

@@ -17,7 +17,7 @@ import numpy as np
 from fasim.gpu import Gpu
 from fasim.model.footprint import Tensors, parts_bytes
 from fasim.model.tiles import Ints, Tiles, ceil_div, padded
-from fasim.model.visits import Visits, packed_visits, visits
+from fasim.model.visits import Visits, grouped_visits, packed_visits, visits
 from fasim.plan import (
     ABREAST,
     PADDED,
@@ -77,6 +77,8 @@ def issued(problem: Problem, algo: str, pass_: str, tiles: Tiles) -> Bytes:
         return _standard(problem, pass_)
     if algo == "v2_split":
         return _v2_split(problem, tiles)
+    if algo == "v3_packed":
+        return _v3_packed(problem, tiles)
     seen = visits(problem, tiles.block_q, tiles.block_kv)
     moved = _ISSUED[algo, pass_](problem, seen, tiles)
     if transposes(algo, problem.dtype):
@@ -295,6 +297,13 @@ def _v2_split(problem: Problem, tiles: Tiles) -> Bytes:
     )
 
 
+def _v3_packed(problem: Problem, tiles: Tiles) -> Bytes:
+    """As V2, but the keys that a tile of packed rows visits are read for all heads of its group."""
+    moved = _v2_fwd(problem, grouped_visits(problem, tiles), tiles)
+    reads = {n: b // (problem.group if n in "kv" else 1) for n, b in moved.reads.items()}
+    return Bytes.by_tensor(reads, moved.writes)
+
+
 def _v1_bwd(problem: Problem, seen: Visits, tiles: Tiles) -> Bytes:
     """As V2, with the loop over K/V blocks outside, in one block a K/V head: each step updates the
     fp32 dQ of a q block in HBM, a whole tile, which the first step only writes and the last turns
@@ -439,6 +448,8 @@ def dram(
     abreast = min(ABREAST, problem.batch * problem.kv_heads) if algo == "v2_ordered" else 1
     before = padding(problem) if pads(problem, algo, pass_) else Bytes(0, 0)
     seen = widened(problem) if before.total else problem
+    if algo == "v3_packed":  # the rows of a K/V head are walked by blocks of their own
+        seen = replace(problem, heads=problem.kv_heads, seq=problem.group * problem.seq)
     walked = _walk_dram(seen, gpu, pass_, tiles, asked, resident, abreast)
     if transposes(algo, problem.dtype):
         before = laid_out(problem)

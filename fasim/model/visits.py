@@ -50,6 +50,12 @@ class PackedVisits:
     longest: Ints
 
 
+def grouped_visits(problem: Problem, tiles: Tiles) -> Visits:
+    """Visits of one K/V head where a tile packs the rows of a group whose size divides it: those
+    of a tile of as many times fewer queries, under any mask."""
+    return visits(problem, np.maximum(tiles.block_q // problem.group, 1), tiles.block_kv)
+
+
 def packed_visits(problem: Problem, tiles: Tiles) -> PackedVisits:
     """Visited tiles of packed rows, under a full or causal mask, q tile by q tile: such kernels
     have few of them."""

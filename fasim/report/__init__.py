@@ -23,12 +23,12 @@ from fasim.problem import MAX_HEAD_DIM, Problem
 
 SCHEMA = "fasim.report/1"
 LANGUAGES = ("en", "zh")
-VARIANTS = ("standard", "v1", "v2", "v2_split", "v3")
+VARIANTS = ("standard", "v1", "v2", "v2_split", "v3", "v3_packed")
 MOST_BYTES = 1 << 53  # the page counts in doubles
 
 CONSTANTS: tuple[tuple[str, str], ...] = (
     ("problem", "DTYPE_BYTES"),
-    ("planner", "SPLIT_ROWS"),
+    ("planner", "SPLIT_ROWS PACKED_QUERIES"),
     ("legality", "MAX_GRID CONSUMER_REGISTERS ROWS_PER_WARP SPLIT_FP32_COLUMNS"),
     (
         "candidates",
@@ -38,7 +38,7 @@ CONSTANTS: tuple[tuple[str, str], ...] = (
     (
         "plan",
         "WARP LAZY_DTYPES SCALE_INPUTS WARPGROUP WARPGROUP_ROWS LOADER_THREADS SLAB_BYTES"
-        " HOPPER_SMEM V3_TAIL_BYTES MOST_SPLITS ENDS_TILES SCALE_BLOCK ONES",
+        " HOPPER_SMEM V3_TAIL_BYTES MOST_SPLITS ENDS_TILES SCALE_BLOCK ONES MOST_ROWS",
     ),
     (
         "model.footprint",
@@ -50,7 +50,7 @@ CONSTANTS: tuple[tuple[str, str], ...] = (
         " FEW_KEYS SUMS_REGISTERS SUMS_PER_KEY AMPERE BLACKWELL V3_BASE E4M3_BASE ROUNDED_SUMS"
         " DRIVER_BYTES MAX_SEQ"
         " V3_OPTION_REGISTERS V3_FP32_BIAS_KEYS V3_FP32_BIAS_PER_KEY V3_CAPPED_BIAS_KEYS"
-        " V3_CAPPED_BIAS_PER_KEY",
+        " V3_CAPPED_BIAS_PER_KEY V3_PACKED_KEYS V3_PACKED_REGISTERS",
     ),
     ("model.occupancy", "WARP_GRANULE"),
     ("model.traffic", "L2_SHARE DRIFT"),

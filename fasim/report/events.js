@@ -5,7 +5,7 @@
 "use strict";
 
 function makeEvents(model) {
-  const { C, seen, v3Layout, transposes, transposedShape, valueColumns } = model;
+  const { C, isV3, packs, seen, v3Layout, transposes, transposedShape, valueColumns } = model;
   const TRANSPOSER = "transposer";  // of V3 in e4m3: the kernel before the main one
   const sum = (xs) => xs.reduce((a, b) => a + b, 0);
   const range = (start, stop, step) => Array.from({ length: Math.max(0, Math.ceil((stop - start) / step)) }, (_, i) => start + i * step);
@@ -13,10 +13,10 @@ function makeEvents(model) {
   // Tiles of one head, their bytes and clocks.
   function headOf(entry) {
     const { problem: p, t, variant, gpu } = entry, r = gpu.rates[variant];
-    const group = variant === "v2_split" ? p.group : 1, rows = p.seq * group;
+    const group = packs(variant) ? p.group : 1, rows = p.seq * group;
     const s = model.step(p, r, variant, { ...t, blocks: 1 });
     const columns = valueColumns(p, variant), before = transposes(variant, p);
-    const longer = Math.max(s.tensor, s.smem), share = variant === "v3" ? C.WARPGROUP / t.warps : variant === "v1" ? t.step / t.n : 1;
+    const longer = Math.max(s.tensor, s.smem), share = isV3(variant) ? C.WARPGROUP / t.warps : variant === "v1" ? t.step / t.n : 1;
     const product = (n) => (longer * n * share) / (p.d + columns);
     const clocks = { s: product(p.d), pv: product(columns), p: s.softmax * share };
     const seenBy = (query) => seen(p, query, t.m, group);
@@ -38,7 +38,7 @@ function makeEvents(model) {
       return what === "o_acc" || what === "o_part" ? own * p.head_dim_v * 4 : own * 4;
     };
     // What the main kernel takes for V, and whether that waits for the next scores.
-    const values = before ? "vt" : "v", behind = variant === "v3" && !before;
+    const values = before ? "vt" : "v", behind = isV3(variant) && !before;
     return { entry, p, t, variant, r, rows, clocks, seenBy, steps, bytes, transposed, values, behind, queries: range(0, rows, t.m), splits: entry.splits || 1, background: gpu.cp_async };
   }
 
@@ -54,9 +54,9 @@ function makeEvents(model) {
 
   function constants(h) {
     const { p, t } = h, threads = t.warps * C.WARP, list = [];
-    if (p.varlen && h.variant !== "v3") list.push(["cu_seqlens_q", 8 * threads], ["cu_seqlens_k", 8 * threads]);
+    if (p.varlen && !isV3(h.variant)) list.push(["cu_seqlens_q", 8 * threads], ["cu_seqlens_k", 8 * threads]);
     if (p.bias === "alibi") list.push(["slopes", 4 * threads]);
-    if (p.dtype === "e4m3" && h.variant !== "v3") for (const name of C.SCALE_INPUTS) list.push([name, 4 * threads]);
+    if (p.dtype === "e4m3" && !isV3(h.variant)) for (const name of C.SCALE_INPUTS) list.push([name, 4 * threads]);
     return list;
   }
 
@@ -343,7 +343,7 @@ function makeEvents(model) {
       const order = p.mask === "causal" ? [...h.queries].reverse() : h.queries;
       return order.map((query) => (make) => v2Turn(h, make, query));
     }
-    if (variant === "v3") return [...transposeTurns(h), ...h.queries.map((_, i) => (make) => v3Turn(h, make, i))];
+    if (isV3(variant)) return [...transposeTurns(h), ...h.queries.map((_, i) => (make) => v3Turn(h, make, i))];
     return range(0, h.queries.length * (h.splits + 1), 1).map((i) => (make) => splitTurn(h, make, i));
   }
 
@@ -374,7 +374,7 @@ function makeEvents(model) {
       run(make);
       record(sim, make.events);
       state = make.state;
-      if (h.variant !== "v3") for (const role of Object.keys(state.lanes)) state.lanes[role] = sim.end[i];
+      if (!isV3(h.variant)) for (const role of Object.keys(state.lanes)) state.lanes[role] = sim.end[i];
     });
     sim.begun = before ? sim.end[before - 1] : 0;
     sim.duration = sim.end.length ? Math.max(...sim.end.slice(-2)) : 0;
@@ -409,7 +409,7 @@ function makeEvents(model) {
   }
 
   // How many times a role's part of the stream runs.
-  const units = ({ problem: p, variant }, role = "") => p.batch * (variant === "v2_split" || role === TRANSPOSER ? p.kv_heads : p.heads);
+  const units = ({ problem: p, variant }, role = "") => p.batch * (packs(variant) || role === TRANSPOSER ? p.kv_heads : p.heads);
 
   // Bytes of an event, in all heads.
   const ofAll = ({ h }, e) => e.bytes * units(h.entry, e.role);

@@ -120,6 +120,13 @@ function makeModel(C, GPUS) {
     return t;
   }
 
+  const isV3 = (variant) => variant === "v3" || variant === "v3_packed";
+  // Variants whose tiles have the rows of all heads that share keys.
+  const packs = (variant) => variant === "v2_split" || variant === "v3_packed";
+  const headsOf = (p, variant) => p.batch * (packs(variant) ? p.kv_heads : p.heads);
+  // Of a tile of V3; packed, it visits the keys that one of so many queries would.
+  const queriesOf = (p, variant, t) => (variant === "v3_packed" ? Math.max(Math.floor(t.m / p.group), 1) : t.m);
+
   // V3 in e4m3 lays out V anew before it multiplies.
   const transposes = (variant, p) => variant === "v3" && p.dtype === "e4m3";
 
@@ -177,7 +184,7 @@ function makeModel(C, GPUS) {
   }
 
   function smemBytes(p, variant, t) {
-    if (variant === "v3") return v3Smem(p, t, v3Layout(p, t));
+    if (isV3(variant)) return v3Smem(p, t, v3Layout(p, t));
     const q = t.m * Math.max(p.d * p.e, p.dv * p.out);
     if (variant === "v1") return q + t.n * (p.d + p.dv) * p.e;
     return q + 2 * t.stages * t.n * Math.max(p.d, p.dv) * p.e;
@@ -237,13 +244,14 @@ function makeModel(C, GPUS) {
     if (variant === "v2") return mmaRegisters(p, t) + lazyRegisters(p, t) - remadeRegisters(p, t);
     if (variant === "v2_split") return mmaRegisters(p, withAllRows(t)) + C.SPLIT_REGISTERS[p.dtype];
     const kept = Math.floor(p.dv / 2) + Math.floor((t.n * p.e) / 8) + v3OptionRegisters(p, t);
-    if (p.dtype !== "e4m3") return Math.floor(t.n / 2) + kept + C.V3_BASE;
+    const packed = variant === "v3_packed" && t.n > C.V3_PACKED_KEYS ? C.V3_PACKED_REGISTERS : 0;
+    if (p.dtype !== "e4m3") return Math.floor(t.n / 2) + kept + C.V3_BASE + packed;
     const sums = Math.floor((t.warps === 12 ? C.UNDER_WAY_12 : C.UNDER_WAY_8)[p.head_dim_v] / 2);
     return Math.max(Math.floor(t.n / 2), sums) + kept + C.ROUNDED_SUMS + C.E4M3_BASE;
   }
 
   function archRegisters(p, variant, t, gpu) {
-    if (variant === "v3") return 0;
+    if (isV3(variant)) return 0;
     const [major] = gpu.compute_capability;
     if (major < C.AMPERE[0]) return turingRegisters(p, variant, t);
     if (p.dtype !== "e4m3") return variant === "v2" && major >= C.BLACKWELL ? remadeRegisters(p, t) : 0;
@@ -296,7 +304,7 @@ function makeModel(C, GPUS) {
   // A tile under judgement: what fasim/legality.py's Case holds of one.
   function caseOf(p, gpu, variant, tile) {
     const c = { p, gpu, variant, smem: smemBytes(p, variant, tile), registers: registersOf(p, variant, tile, gpu) };
-    const v3 = variant === "v3";
+    const v3 = isV3(variant);
     c.threads = tile.warps * C.WARP + (v3 ? C.LOADER_THREADS : 0);
     c.launchRegisters = v3 ? registerCap(gpu, c.threads, 1) : c.registers;
     [c.blocks, c.limiter] = residency(gpu, c.threads, c.launchRegisters, c.smem);
@@ -314,6 +322,7 @@ function makeModel(C, GPUS) {
 
   function gridOf({ p, gpu, variant, t, blocks }) {
     if (variant === "v2_split") return packedBlocks(p, t) * t.splits;
+    if (variant === "v3_packed") return Math.min(packedBlocks(p, t), gpu.sm_count * blocks);
     const heads = p.batch * p.heads;
     if (variant === "v1") return heads * Math.min(p.seq, 1);
     const all = heads * ceilDiv(p.seq, t.m);
@@ -406,6 +415,7 @@ function makeModel(C, GPUS) {
     v2: ["mmaRows", "wholeKeys", "oneStep", ...FORWARD],
     v2_split: ["packedRows", "sharedKeys", "fp32Columns", "partsFit", ...LIMITS],
     v3: ["consumers", "wholeKeys", "width", "oneStep", "warpgroupRows", "wholeSlabs", ...LIMITS],
+    v3_packed: ["consumers", "wholeKeys", "width", "oneStep", "warpgroupRows", ...LIMITS],
   };
 
   // The place of the first rule a tile breaks; the number of rules if none.
@@ -423,7 +433,7 @@ function makeModel(C, GPUS) {
 
   function candidates(p, gpu, variant) {
     const keys = { e4m3: C.E4M3_KEYS, fp32: C.FP32_KEYS }[p.dtype] || C.KEYS;
-    if (variant === "v3") return product(Object.keys(C.CONSUMER_REGISTERS).map(Number), keys, C.V3_STAGES)
+    if (isV3(variant)) return product(Object.keys(C.CONSUMER_REGISTERS).map(Number), keys, C.V3_STAGES)
       .map(([g, n, s]) => tileOf(C.WARPGROUP_ROWS * g, n, C.WARPGROUP * g, s));
     if (variant === "v2_split") return product(C.SPLIT_WARPS, C.ROWS_PER_WARP, C.SPLIT_KEYS, C.SPLIT_STAGES)
       .map(([w, rows, n, s]) => tileOf(rows, n * w, w, s, n));
@@ -448,7 +458,7 @@ function makeModel(C, GPUS) {
     const steps = [16, ...C.V1_STEPS].filter((s) => n % s === 0 && n > s);
     if (variant === "v1") return product(C.WARPS, asked([1]), steps.length ? steps : [n]).map(([w, s, k]) => tileOf(m, n, w, s, k));
     if (variant === "v2") return product(C.WARPS, asked([1, 2])).map(([w, s]) => tileOf(m, n, w, s));
-    if (variant === "v3") return product([8, 12], asked(C.V3_STAGES)).map(([w, s]) => tileOf(m, n, w, s));
+    if (isV3(variant)) return product([8, 12], asked(C.V3_STAGES)).map(([w, s]) => tileOf(m, n, w, s));
     const shares = product(C.SPLIT_WARPS, asked(C.SPLIT_STAGES)).filter(([w]) => n % w === 0);
     return shares.length ? shares.map(([w, s]) => tileOf(m, n, w, s, n / w)) : [tileOf(m, n, 1, 1)];
   }
@@ -475,10 +485,10 @@ function makeModel(C, GPUS) {
       reads.m_part = 2 * parts * 4;
       writes = { ...writes, o: rows * p.head_dim_v * p.out, lse: rows * 4 };
     } else {
-      const v = visits(p, t.m, t.n);
+      const v = visits(p, queriesOf(p, variant, t), t.n), kv = headsOf(p, variant);
       const rows = variant === "v1" ? v.rows + v.blind_rows : p.seq, again = heads * (rows - p.seq);
       const keys = variant === "v1" ? (v.q_tiles > 0 ? p.seq_kv : 0) : v.keys;
-      reads = { q: heads * rows * p.head_dim * p.e, k: heads * keys * p.head_dim * p.e, v: heads * keys * p.head_dim_v * p.e };
+      reads = { q: heads * rows * p.head_dim * p.e, k: kv * keys * p.head_dim * p.e, v: kv * keys * p.head_dim_v * p.e };
       writes = {};
       if (variant === "v1") {
         const state = { o_acc: again * p.head_dim_v * 4, m: again * 4, l: again * 4 };
@@ -535,7 +545,8 @@ function makeModel(C, GPUS) {
       const alive = Math.min(resident, p.batch * p.heads) * p.seq * (p.e * p.head_dim + 4 * (p.head_dim_v + 2));
       return alive <= cache ? { read: Math.min(low.read, asked.read), write: Math.min(low.write, asked.write) } : asked;
     }
-    const perHead = ceilDiv(p.seq, t.m), perWalk = Math.max(perHead * p.group, 1);
+    const perHead = ceilDiv(p.seq, t.m);
+    const perWalk = Math.max(packs(variant) ? ceilDiv(p.group * p.seq, t.m) : perHead * p.group, 1);
     const heads = Math.max(ceilDiv(resident, perWalk), 1), convoy = Math.min(resident, perWalk);
     const alive = heads * p.seq_kv * (p.head_dim + p.head_dim_v) * p.e;
     const passes = alive <= cache ? 1 : ceilDiv(perWalk, convoy);
@@ -557,8 +568,8 @@ function makeModel(C, GPUS) {
     const heads = p.batch * p.heads, perPair = 2 * (p.d + valueColumns(p, variant));
     if (variant === "standard") return heads * p.seq * p.seq_kv * 2 * (p.head_dim + p.head_dim_v);
     if (variant === "v2_split") return p.batch * p.kv_heads * perPair * packedVisits(p, t.m, t.n).steps * t.m * t.n;
-    const rows = rowsApart(p, variant, t), v = visits(p, rows, t.step);
-    return heads * perPair * (v.steps + (variant === "v3" && p.dtype !== "e4m3" ? v.blind : 0)) * rows * t.step;
+    const rows = rowsApart(p, variant, t), v = visits(p, variant === "v3_packed" ? queriesOf(p, variant, t) : rows, t.step);
+    return headsOf(p, variant) * perPair * (v.steps + (isV3(variant) && p.dtype !== "e4m3" ? v.blind : 0)) * rows * t.step;
   }
 
   // ---- time ----
@@ -572,7 +583,7 @@ function makeModel(C, GPUS) {
     const options = C.SOFTCAP_INSTRUCTIONS * capped + C.ALIBI_INSTRUCTIONS * (p.bias === "alibi") + C.DENSE_INSTRUCTIONS * p.dense;
     const instructions = C.SOFTMAX_INSTRUCTIONS + options, exponentials = (mufu * scores) / r.mufu;
     const columns = valueColumns(p, variant), tensor = (2 * scores * (p.d + columns)) / r.matmul_flops;
-    if (variant === "v3") {
+    if (isV3(variant)) {
       const groups = Math.floor(t.warps / C.WARPGROUP);
       const sums = transposes(variant, p) ? (C.E4M3_COLUMN * t.m * columns) / r.lanes + C.E4M3_SHOWS * tensor : 0;
       return { tensor, softmax: beside(exponentials, (options * scores) / r.lanes) + sums, smem: (groups * kv + q + kv) / r.smem_bytes, l2: kv / r.l2_bytes, fill: kv };
@@ -599,8 +610,8 @@ function makeModel(C, GPUS) {
     const r = gpu.rates[variant], s = step(p, r, variant, t);
     s.onChip = Math.max(s.tensor, Math.max(s.softmax, s.smem));
     s.serial = s.tensor + s.softmax + s.smem;
-    const split = variant === "v2_split", v = split ? packedVisits(p, t.m, t.n) : visits(p, t.m, t.n);
-    const f = { p, gpu, variant, t, r, s, v, heads: p.batch * (split ? p.kv_heads : p.heads), asked, moved };
+    const split = variant === "v2_split", v = split ? packedVisits(p, t.m, t.n) : visits(p, queriesOf(p, variant, t), t.n);
+    const f = { p, gpu, variant, t, r, s, v, heads: headsOf(p, variant), asked, moved };
     const stages = split || transposes(variant, p) ? 2 : 1, before = transposes(variant, p) ? laidOut(p) : { read: 0, write: 0 };
     const aside = (before.read + before.write) / r.hbm_bytes_s, hbmS = hbmSeconds(f), main = Math.max(hbmS - aside, 0);
     const launch = stages * r.launch_s + aside;
@@ -619,7 +630,7 @@ function makeModel(C, GPUS) {
 
   function hbmSeconds({ gpu, variant, t, r, s, moved, ...f }) {
     const bytes = moved.read + moved.write, seconds = bytes / r.hbm_bytes_s;
-    if (variant !== "v2_split") return seconds;
+    if (!packs(variant)) return seconds;
     const slots = Math.min(f.heads * f.v.q_tiles * t.splits, r.sms * t.blocks);
     const onTheWay = slots * (t.stages - 0.5) * s.fill;
     return seconds + ((bytes / Math.max(onTheWay, 1)) * r.hbm_latency) / r.clock_hz;
@@ -637,7 +648,7 @@ function makeModel(C, GPUS) {
 
   function likelyLaw(f) {
     const { p, variant, t, s } = f;
-    if (variant === "v3") {
+    if (isV3(variant)) {
       const longest = Math.max(Math.max(s.tensor, s.softmax), s.smem);
       const waits = t.warps <= 2 * C.WARPGROUP ? C.WGMMA_WAITS * Math.max(0, s.softmax - s.tensor / 2) : 0;
       const shorter = Math.min(s.tensor, s.softmax), longer = Math.max(s.tensor, s.softmax), wide = Math.max(1, t.n / 128);
@@ -652,7 +663,7 @@ function makeModel(C, GPUS) {
   }
 
   const perfectLaw = ({ s }) => () => Math.max(s.onChip, s.l2);
-  const noneLaw = ({ variant, s }) => () => s.serial + s.l2 + (variant === "v3" ? C.WGMMA_SYNC_CLOCKS : C.SYNC_CLOCKS.fwd);
+  const noneLaw = ({ variant, s }) => () => s.serial + s.l2 + (isV3(variant) ? C.WGMMA_SYNC_CLOCKS : C.SYNC_CLOCKS.fwd);
 
   function clocks(f, law) {
     if (f.variant === "v1") return oneBlockAHead(f, law);
@@ -671,7 +682,7 @@ function makeModel(C, GPUS) {
     const { r, t, v, variant } = f;
     if (!blocks) return 0;
     const resident = clamp(ceilDiv(blocks, r.sms), 1, t.blocks), mean = block(f, law, resident);
-    const share = variant === "v3" ? C.V3_MASKED_TAIL : C.MASKED_TAIL;
+    const share = isV3(variant) ? C.V3_MASKED_TAIL : C.MASKED_TAIL;
     const tail = blocks > r.sms ? share * resident * mean : 0;
     return Math.max(Math.max(blocks / r.sms, 1) * mean + tail, block(f, law, 1, v.longest));
   }
@@ -680,9 +691,9 @@ function makeModel(C, GPUS) {
     const { p, t, r, s, v, variant } = f;
     if (variant === "v2_split") steps = ceilDiv(v.longest, t.splits);
     else if (steps === null) steps = v.steps / Math.max(v.q_tiles, 1);
-    if (variant === "v3") {
+    if (isV3(variant)) {
       const oneQ = v3Smem(p, t, [2, 1]) > C.HOPPER_SMEM ? C.ONE_Q_CLOCKS : 0;
-      const masked = p.mask === "full" ? 0 : C.MASKED_STEP_CLOCKS * ceilDiv(t.m, t.n);
+      const masked = p.mask === "full" ? 0 : C.MASKED_STEP_CLOCKS * ceilDiv(queriesOf(p, variant, t), t.n);
       return steps * law(resident) + (C.WGMMA_TILE_CLOCKS + oneQ + masked);
     }
     const ends = (C.MMA_BLOCK_CLOCKS.fwd + s.serial / 2) / independent(f, resident);
@@ -730,6 +741,12 @@ function makeModel(C, GPUS) {
   function maySplit(p, gpu, anyRows) {
     const few = anyRows || p.group * p.seq <= C.SPLIT_ROWS, plain = p.mask !== "window" && p.bias === "none";
     return few && plain && !p.softcap && !p.varlen && gpu.cp_async && p.dtype !== "e4m3";
+  }
+
+  function mayPack(p) {
+    const few = p.group > 1 && p.seq <= C.PACKED_QUERIES, takable = p.head_dim % 8 === 0 && p.head_dim_v % 8 === 0;
+    const boxes = C.WARPGROUP_ROWS % p.group === 0 && p.group * p.seq <= C.MOST_ROWS;
+    return few && takable && boxes && isLazy(p) && p.bias === "none" && !p.varlen;
   }
 
   // What the model says of one tile, legal or not.
@@ -805,7 +822,8 @@ function makeModel(C, GPUS) {
     }
     const whole = ask && ask.m !== undefined;
     const variants = algo === "v2" && maySplit(p, gpu, Boolean(ask)) ? ["v2", "v2_split"] : [algo];
-    if (whole && variants.length === 2) variants.splice(ask.step < ask.n ? 0 : 1, 1);
+    if (algo === "v3" && mayPack(p)) variants.push("v3_packed");
+    if (algo === "v2" && whole && variants.length === 2) variants.splice(ask.step < ask.n ? 0 : 1, 1);
     const rankings = variants.map((variant) => ({
       variant,
       ...rank(p, gpu, variant, whole ? [ask] : ask ? judged(ask.shape, variant, ask.stages) : candidates(p, gpu, variant)),
@@ -825,7 +843,7 @@ function makeModel(C, GPUS) {
     return { ...entry, useful: useful(p), hbm: need, fits: hbm(p, entry.variant).total <= budget(gpu, reserve), max_seq: maxSeq(p, entry.variant, gpu, reserve) };
   }
 
-  return { C, GPUS, problemOf, changed, seen, visits, plan, evaluate, step, v3Layout, transposes, transposedShape, valueColumns, tensors, hbm, budget, ceilDiv };
+  return { C, GPUS, isV3, packs, problemOf, changed, seen, visits, plan, evaluate, step, v3Layout, transposes, transposedShape, valueColumns, tensors, hbm, budget, ceilDiv };
 }
 
 if (typeof module !== "undefined") module.exports = { makeModel };

@@ -158,7 +158,7 @@ function kindOf(p, group, q0, q1, k0, k1) {
 }
 
 function matrixCells(entry) {
-  const p = entry.problem, group = entry.variant === "v2_split" ? p.group : 1, t = entry.t;
+  const p = entry.problem, group = MODEL.packs(entry.variant) ? p.group : 1, t = entry.t;
   const rows = Math.max(1, Math.ceil((p.seq * group) / t.m)), columns = Math.max(1, Math.ceil(p.seq_kv / t.n));
   const perRow = Math.ceil(rows / MOST_CELLS), perColumn = Math.ceil(columns / MOST_CELLS);
   const made = { rows, columns, perRow, perColumn, kinds: [], counts: countKinds(p, group, t, rows, columns), group };
@@ -246,7 +246,7 @@ function drawDone(context, entry, sim, place) {
   const { g } = cells, t = entry.t, first = Math.max(0, turnAt(sim, state.time) - sim.before);
   if (entry.variant === "v1") return paste(context, g.left, 0, place(0, Math.min(first, cells.columns) * t.n)[0] - g.left, g.height);
   const finished = Math.min(first, cells.rows), causal = entry.variant === "v2" && entry.problem.mask === "causal";
-  if (!causal && entry.variant !== "v3") return paste(context, g.left, 0, g.size, place(finished * t.m, 0)[1]);
+  if (!causal && !MODEL.isV3(entry.variant)) return paste(context, g.left, 0, g.size, place(finished * t.m, 0)[1]);
   const y = place((cells.rows - finished) * t.m, 0)[1];
   return paste(context, g.left, y, g.size, g.height - y);
 }
@@ -259,7 +259,7 @@ function paste(context, x, y, width, height) {
 }
 
 const tileText = (e, entry) => `Q ${e.query}–${Math.min(e.query + entry.t.m, entry.problem.seq * cellsGroup(entry)) - 1} × K ${e.key}–${e.key + entry.t.step - 1}`;
-const cellsGroup = (entry) => (entry.variant === "v2_split" ? entry.problem.group : 1);
+const cellsGroup = (entry) => (MODEL.packs(entry.variant) ? entry.problem.group : 1);
 
 function legendCounts() {
   const w = words(), n = cells ? cells.counts : { full: 0, partial: 0, skip: 0 };
@@ -340,7 +340,7 @@ function residentBytes(sim, entry) {
 
 function drawBars(entry, sim, done) {
   const w = words(), { gpu } = entry, p = entry.problem, resident = residentBytes(sim, entry), begun = state.time >= sim.begun;
-  const registers = !begun ? 0 : entry.blocks * entry.threads * (entry.variant === "v3" ? entry.launchRegisters : entry.t.registers);
+  const registers = !begun ? 0 : entry.blocks * entry.threads * (MODEL.isV3(entry.variant) ? entry.launchRegisters : entry.t.registers);
   const laidOut = MODEL.transposes(entry.variant, p) ? entry.hbm.workspace : 0;
   const distinct = Math.min(MODEL.tensors(p).q + MODEL.tensors(p).kv + laidOut, done.read + (sim.before ? Math.min(done.write, laidOut) : 0));
   const levels = {
@@ -583,7 +583,7 @@ function drawRoofline() {
     $("#roofline .drawing").innerHTML = "";
     return;
   }
-  const r = entry.gpu.rates[state.version === "v2" && entry.variant === "v2_split" ? "v2_split" : state.version], peak = r.matmul_flops * r.sms * r.clock_hz;
+  const r = entry.gpu.rates[entry.variant], peak = r.matmul_flops * r.sms * r.clock_hz;
   const xs = points.map((one) => one.x), ys = points.map((one) => one.y), ridge = peak / r.hbm_bytes_s;
   const span = [Math.min(...xs, ridge) / 3, Math.max(...xs, ridge) * 3];
   const rates = [Math.min(...ys) / 2, Math.max(peak, ...ys) * 1.6];

@@ -22,8 +22,8 @@ from fasim.render import Kernel
 from fasim.tensor_map import TensorMap
 
 Array = NDArray[Any]
-Strides = tuple[int, int, int]
-Sizes = tuple[int, int, int, int]
+Strides = tuple[int, ...]
+Sizes = tuple[int, ...]
 
 DTYPES: dict[str, np.dtype[Any]] = {
     **{name: np.dtype(dtype) for name, dtype in reference.DTYPES.items()},
@@ -165,13 +165,18 @@ def tensor_maps(
         size = DTYPE_BYTES[dtype]
         longest = launch.scalars.get(LONGEST.get(name, ""), 0)
         assert isinstance(longest, int)
-        sizes, strides = _seen(shape, [size * step for step in steps[name]], longest)
+        bytes_ = [size * step for step in steps[name]]
+        sizes, strides = _seen(shape, bytes_, longest)
+        box: tuple[int, ...] = (SLAB_BYTES // size, rows, 1, 1)
+        if group := launch.groups.get(name, 0):
+            sizes, strides = _grouped(shape, bytes_, group)
+            box = (SLAB_BYTES // size, group, rows // group, 1, 1)
         maps[name] = TensorMap(
             address=addresses[name] - strides[0] * sizes[1] * (len(shape) == 3),
             dtype=dtype,
             sizes=sizes,
             strides=strides,
-            box=(SLAB_BYTES // size, rows, 1, 1),
+            box=box,
             swizzle=SLAB_BYTES,
         )
     return maps
@@ -190,6 +195,13 @@ def _seen(shape: tuple[int, ...], steps: list[int], longest: int) -> tuple[Sizes
         return (width, max(longest, 1), max(heads, 1), tokens + 1), (steps[0], steps[1], steps[0])
     batch, heads, seq, width = shape
     return (width, max(seq, 1), max(heads, 1), max(batch, 1)), (steps[2], steps[1], steps[0])
+
+
+def _grouped(shape: tuple[int, ...], steps: list[int], group: int) -> tuple[Sizes, Strides]:
+    """The same where all heads of a group stand side by side: a box has whole queries of them."""
+    batch, heads, seq, width = shape
+    sizes = (width, group, max(seq, 1), max(heads // group, 1), max(batch, 1))
+    return sizes, (steps[1], steps[2], group * steps[1], steps[0])
 
 
 # ---- Arguments ----------------------------------------------------------------------------------

@@ -22,6 +22,19 @@ __device__ __forceinline__ void load_slabs(SlabTile<kRows, kTileSlabs>& tile, co
   }
 }
 
+//% if kernel.pack_gqa
+// The same of packed rows: of some queries all heads that share keys, side by side.
+template <int kRows, int kTileSlabs>
+__device__ __forceinline__ void load_packed(SlabTile<kRows, kTileSlabs>& tile, const TensorMap* map,
+                                            u64* full, int query, int kv_head, int batch) {
+#pragma unroll
+  for (int i = 0; i < kTileSlabs; ++i) {
+    ptx::cp_async_bulk_tensor_5d(tile.slab[i], map, full, i * kSlabColumns, 0, query, kv_head,
+                                 batch);
+  }
+}
+
+//% endif
 //% if kernel.scaled
 // The same of V transposed, a slab of it, whose rows may be more than a box can have.
 __device__ __forceinline__ void load_values(SlabTile<kRowsV, 1>& tile, const TensorMap* map,

@@ -14,13 +14,18 @@ __device__ __forceinline__ void end_rows(const RowState& row, float* lse, float 
 // Ends the softmax of a tile: log-sum-exp, and 1 / l for the products to come. A row that saw no key
 // gives -inf, and 0.
 __device__ __forceinline__ void end_rows(const RowState& row, float* inverse, float* lse,
-                                         float scale_log2, int rows) {
+                                         float scale_log2, int rows$(", const Span& span" if kernel.pack_gqa)) {
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const float sum = quad_sum(row.sum[half]);
     if (threadIdx.x % 4 != 0) continue;
     inverse[tile_row(half)] = sum == 0.f ? 0.f : 1.f / sum;
+//% if kernel.pack_gqa
+    if (tile_row(half) >= rows) continue;
+    lse[lse_place(tile_row(half), span)] = log_sum_exp(row.max[half], sum, scale_log2);
+//% else
     if (tile_row(half) < rows) lse[tile_row(half)] = log_sum_exp(row.max[half], sum, scale_log2);
+//% endif
   }
   __syncwarp();
 }
@@ -30,7 +35,7 @@ __device__ __forceinline__ void end_rows(const RowState& row, float* inverse, fl
 // while it leaves. TMA leaves out what lies beyond the tensor.
 __device__ __forceinline__ void store_output(Shared& shared, const Accumulator& o,
                                              const TensorMap* o_map, const Work& work,
-                                             const Place& queries, int seq_q) {
+                                             const Place& queries, int seq_q$(", int group_log2" if kernel.pack_gqa)) {
   const int thread = ptx::thread_index();  // asked again, lest addresses be kept all along
   const int consumer = thread / 128, lane = thread % 32, row = thread % 128 / 32 * 16 + lane % 16;
 //% if kernel.scaled
@@ -70,8 +75,13 @@ __device__ __forceinline__ void store_output(Shared& shared, const Accumulator& 
 #pragma unroll
       for (int i = 0; i < kPartSlabs; ++i) {
         const int slab = part * kPartSlabs + i;
+//% if kernel.pack_gqa
+        ptx::cp_async_bulk_tensor_5d_store(o_map, tile.slab[i], slab * kColumnsO, 0,
+                                           query >> group_log2, work.head, queries.batch);
+//% else
         ptx::cp_async_bulk_tensor_4d_store(o_map, tile.slab[i], slab * kColumnsO,
                                            queries.row + query, work.head, queries.batch);
+//% endif
       }
       ptx::cp_async_bulk_commit_group();
     }

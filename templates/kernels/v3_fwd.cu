@@ -12,6 +12,12 @@
 // tile of queries: the first scores of the next are computed while O leaves. Consumers take turns to start
 // their products, so that the softmax of one runs under the products of another.
 //% endif
+//% if kernel.pack_gqa
+//
+// Heads that share keys are packed into one tile of rows, heads fastest: row r is query r / group of the
+// group's head r % group. Few queries fill a tile so, and K and V are read once for all of these heads.
+// What is called a query below is such a row, and a head is one of K and V.
+//% endif
 //
 //   paper   here                    paper   here
 //   B_r     kBlockQ                 T_r     q_blocks
@@ -84,9 +90,9 @@ constexpr int kTurnBarrier = 1 + kConsumers;  // a consumer's turn to start prod
 //% include "device/score_rows.cuh"
 //% endif
 
-//% include "device/mask.cuh"
+//% include "device/mask" ~ ("_groups" if kernel.pack_gqa) ~ ".cuh"
 
-//% if kernel.mask != "window"
+//% if kernel.mask != "window" and not kernel.pack_gqa
 //% include "device/span.cuh"
 //% endif
 
@@ -171,7 +177,7 @@ $(parameters(kernel))) {
     int before = 0, before_head = 0;  // the tile whose V is still to come
     Place before_keys = {0, 0};
 //% endif
-    const Grid grid = {batch, heads, $(longest_q(kernel)), heads_together};
+    const Grid grid = {batch, $(grid_rows(kernel)), heads_together};
 //% if kernel.varlen
     int next = 0;
 //% endif
@@ -217,12 +223,18 @@ $(parameters(kernel))) {
       ptx::mbarrier_arrive_expect_tx(&shared.full_q[at.slot], sizeof(shared.q[0]));
 #pragma unroll
       for (int i = 0; i < kConsumers; ++i) {
+//% if kernel.pack_gqa
+        const int query = (work.first_query + 64 * i) >> group_log2;
+        load_packed(shared.q[at.slot][i], &q_map, &shared.full_q[at.slot], query, work.head,
+                    queries.batch);
+//% else
         const int query = queries.row + work.first_query + 64 * i;
         load_slabs(shared.q[at.slot][i], &$(map_of(kernel, "q")), &shared.full_q[at.slot], query, work.head,
                    queries.batch);
+//% endif
       }
       note(kLoadQ, loader.count_k);
-      const int kv_head = work.head / (heads / kv_heads);
+      const int kv_head = $("work.head" if kernel.pack_gqa else "work.head / (heads / kv_heads)");
       const Tiles tiles = key_tiles(work.first_query, span_of(work));
       for (int tile = tiles.end - 1; tile >= tiles.begin; --tile) {
         loader.load_k(tile, kv_head, keys);
@@ -279,19 +291,25 @@ $(parameters(kernel))) {
     const Work$("&" if kernel.scales == "block") work = shared.works[(round - 2) % kWorks];
 //% if kernel.varlen
     const i64 rows = i64(work.head) * total_q + work.sequence.q + work.first_query;
+//% elif kernel.pack_gqa
+    const i64 first_head = i64(work.batch) * heads + (i64(work.head) << group_log2);
+    const i64 rows = first_head * seq_q + (work.first_query >> group_log2);
 //% else
     const i64 rows = (i64(work.batch) * heads + work.head) * seq_q + work.first_query;
 //% endif
 //% if kernel.scaled
     [[maybe_unused]] const float score_factor = work.score_factor$("[warpgroup]" if kernel.scales == "block");
     end_rows(row, lse + rows, $(softmax_factor(kernel)), span_of(work).seq_q - work.first_query);
+//% elif kernel.pack_gqa
+    const Span span = span_of(work);
+    end_rows(row, shared.inverse, lse + rows, $(softmax_factor(kernel)), span.seq_q - work.first_query, span);
 //% else
     end_rows(row, shared.factors, lse + rows, $(softmax_factor(kernel)), span_of(work).seq_q - work.first_query);
 //% endif
   };
   const auto store = [&] {
     const Work& work = shared.works[(round - 2) % kWorks];
-    store_output(shared, o, &$(map_of(kernel, "o")), work, queries_of(work), span_of(work).seq_q);
+    store_output(shared, o, &$(map_of(kernel, "o")), work, queries_of(work), span_of(work).seq_q$(", group_log2" if kernel.pack_gqa));
   };
   const auto await_keys = [&](int n) {
     const Turn at = turn<kStages>(n);

@@ -10,19 +10,33 @@
 
 //% include "parts/main_arrays.cuh"
 
-//% if kernel.varlen
+//% if kernel.pack_gqa
+// Of Q and O a box has all `group` heads that share keys, and as many queries as fill its rows.
+//% elif kernel.varlen
 // For every token the map has a sequence that ends there, as long as the longest: `seq` tokens.
 //% endif
 // The driver's encoder, found through the runtime: nothing needs to be linked.
 template <typename T>
-TensorMap encoded(T* array, i64 batch, i64 heads, i64 seq, i64 width, int rows) {
+TensorMap encoded(T* array, i64 batch, i64 heads, i64 seq, i64 width, int rows$(", i64 group = 0" if kernel.pack_gqa)) {
   static decltype(&cuTensorMapEncodeTiled) encode = nullptr;
   cudaDriverEntryPointQueryResult found;
   if (!encode) {
     cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", reinterpret_cast<void**>(&encode),
                                      12000, cudaEnableDefault, &found);
   }
-//% if kernel.varlen
+//% if kernel.pack_gqa
+  const auto either = [&](i64 packed, i64 plain) { return group ? packed : plain; };
+  const i64 row = width * i64(sizeof(T)), head = row * seq;
+  const cuuint32_t rank = either(5, 4);
+  const cuuint64_t sizes[] = {cuuint64_t(width), cuuint64_t(either(group, seq)),
+                              cuuint64_t(either(seq, heads)),
+                              cuuint64_t(group ? heads / group : batch), cuuint64_t(batch)};
+  const cuuint64_t strides[] = {cuuint64_t(either(head, row)), cuuint64_t(either(row, head)),
+                                cuuint64_t(head * either(group, heads)), cuuint64_t(head * heads)};
+  const cuuint32_t box[] = {kSlabBytes / sizeof(T), cuuint32_t(either(group, rows)),
+                            cuuint32_t(group ? rows / group : 1), 1, 1};
+  const cuuint32_t ones[] = {1, 1, 1, 1, 1};
+//% elif kernel.varlen
   const cuuint64_t ends = batch * seq + 1;
   const cuuint64_t row = width * sizeof(T), strides[] = {row * heads, row, row * heads};
   array -= seq * heads * width;
@@ -30,14 +44,16 @@ TensorMap encoded(T* array, i64 batch, i64 heads, i64 seq, i64 width, int rows) 
   const cuuint64_t ends = batch;
   const cuuint64_t row = width * sizeof(T), strides[] = {row, row * seq, row * seq * heads};
 //% endif
+//% if not kernel.pack_gqa
   const cuuint64_t sizes[] = {cuuint64_t(width), cuuint64_t(seq), cuuint64_t(heads), ends};
   const cuuint32_t box[] = {kSlabBytes / sizeof(T), cuuint32_t(rows), 1, 1}, ones[] = {1, 1, 1, 1};
+//% endif
   auto type = CU_TENSOR_MAP_DATA_TYPE_$("BFLOAT16" if kernel.out_dtype == "bf16" else "FLOAT16");
 //% if kernel.scaled
   if (sizeof(T) == 1) type = CU_TENSOR_MAP_DATA_TYPE_UINT8;
 //% endif
   CUtensorMap map;
-  if (encode(&map, type, 4, array, sizes, strides, box, ones, CU_TENSOR_MAP_INTERLEAVE_NONE,
+  if (encode(&map, type, $("rank" if kernel.pack_gqa else "4"), array, sizes, strides, box, ones, CU_TENSOR_MAP_INTERLEAVE_NONE,
              CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
              CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE)) {
     std::printf("rows of %lld elements are not multiples of 16 bytes\n", width);
@@ -52,9 +68,18 @@ int greatest_common_divisor(int a, int b) { return b ? greatest_common_divisor(b
 
 int main(int argc, char** argv) {
   const auto size = [&](int i, int otherwise) { return argc > i ? std::atoi(argv[i]) : otherwise; };
-  const int batch = size(1, 1), heads = size(2, 16), kv_heads = size(3, heads);
+  const int batch = size(1, 1), heads = size(2, 16), kv_heads = size(3, heads$(" / 4" if kernel.pack_gqa));
   const int seq_q = size(4, 4096), seq_kv = size(5, seq_q);
   const i64 rows = i64(batch) * heads * seq_q, keys = i64(batch) * kv_heads * seq_kv;
+//% if kernel.pack_gqa
+  const int group = heads / kv_heads;
+  int group_log2 = 0;
+  while (1 << group_log2 < group) ++group_log2;
+  if (group > 64 || 1 << group_log2 != group) {
+    std::printf("groups of %d heads do not fill 64 rows\n", group);
+    return 1;
+  }
+//% endif
 //% include "parts/main_options.cuh"
   Output* $("O" if "o" in kernel.padded_tensors else "o") = device_array<Output>(rows * kHeadDimV);
   float* lse = device_array<float>(rows);
@@ -84,7 +109,12 @@ int main(int argc, char** argv) {
   const TensorMap q_padded_map = encoded(q_padded, batch, heads, seq_q, kWide, 64);
   const TensorMap k_padded_map = encoded(k_padded, batch, kv_heads, seq_kv, kWide, kBlockKV);
 //% else
+//% if kernel.pack_gqa
+  const TensorMap q_map =
+      encoded(input(rows * kHeadDim, 1), batch, heads, seq_q, kHeadDim, 64, group);
+//% else
   const TensorMap q_map = encoded(input(rows * kHeadDim, 1), batch, heads, seq_q, kHeadDim, 64);
+//% endif
   const TensorMap k_map =
       encoded(input(keys * kHeadDim, 2), batch, kv_heads, seq_kv, kHeadDim, kBlockKV);
 //% endif
@@ -112,7 +142,7 @@ int main(int argc, char** argv) {
       encoded(input(keys * kHeadDimV, 3), batch, kv_heads, seq_kv, kHeadDimV, kBlockKV);
 //% endif
 //% if "o" not in kernel.padded_tensors
-  const TensorMap o_map = encoded(o, batch, heads, seq_q, kHeadDimV, 64);
+  const TensorMap o_map = encoded(o, batch, heads, seq_q, kHeadDimV, 64$(", group" if kernel.pack_gqa));
 //% endif
 //% if kernel.padded_tensors
   const auto blocks_for = [](i64 chunks) { return int((chunks + kPadders - 1) / kPadders); };
@@ -123,13 +153,18 @@ int main(int argc, char** argv) {
 //% endif
   int blocks = 132;
   cudaDeviceGetAttribute(&blocks, cudaDevAttrMultiProcessorCount, 0);
+//% if kernel.pack_gqa
+  const int q_blocks = (seq_q * group + kBlockQ - 1) / kBlockQ, all_heads = batch * kv_heads;
+  const int tiles = all_heads * q_blocks;
+//% else
   const int q_blocks = (seq_q + kBlockQ - 1) / kBlockQ, tiles = batch * heads * q_blocks;
+//% endif
   const int grid = blocks < tiles ? blocks : tiles;
 //% if kernel.mask == "full"
   const int heads_together = 1;
 //% else
   const int rounds = 2 * blocks / greatest_common_divisor(2 * blocks, q_blocks);
-  const int heads_together = rounds < batch * heads ? rounds : batch * heads;
+  const int heads_together = $("rounds < all_heads ? rounds : all_heads" if kernel.pack_gqa else "rounds < batch * heads ? rounds : batch * heads");
 //% endif
   const auto kernel = $(kernel.stem);
 //% for name, _ in quantising(kernel)

@@ -43,6 +43,7 @@ OPTIONS = (
     "alibi",
     "dense",
     "varlen",
+    "packed",
     "incoherent",
 )
 BACKWARD = ("v1_bwd", "_ordered_", "_secondpass_")

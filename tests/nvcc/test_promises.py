@@ -155,6 +155,36 @@ def test_accepted_plans_of_v3_compile_as_promised(options: bool) -> None:
     assert not list(filter(None, map(broken_promise, built)))
 
 
+PACKED = Problem(batch=16, heads=32, kv_heads=8, seq=16, seq_kv=8192, dtype="bf16")
+V3_PACKED: tuple[dict[str, Any], ...] = (
+    {"head_dim": 16},
+    {"head_dim": 64, "causal": True},
+    {"head_dim": 128, "causal": True, "dtype": "fp16"},
+    {"head_dim": 80, "window": (63, 64), "softcap": 50.0},
+    {"head_dim": 256, "softcap": 50.0},
+)
+
+
+@pytest.mark.nvcc
+@pytest.mark.slow
+def test_packed_rows_compile_as_promised() -> None:
+    """The tile of the most keys for two consumers and for three, where three have the registers."""
+    plans, device = [], gpu.load("h200")
+    for problem in (PACKED.with_(**options) for options in V3_PACKED):
+        tiles = planner.candidates(problem, device, "v3_packed", "fwd")
+        case = legality.Case.of(problem, device, "v3_packed", "fwd", tiles)
+        legal = case.take(np.flatnonzero(legality.legal(case))).tiles
+        for warps in set(legal.warps.tolist()):
+            widest = np.lexsort((legal.stages, legal.block_kv, legal.warps == warps))[-1]
+            tile = legal.tile(int(widest))
+            plans.append(planner.plan(problem, device, "v3", tile=tile, form="packed").plan)
+    found = [plan for plan in plans if plan]
+    assert {plan.kernel.tile.warps for plan in found} == {8, 12}
+    with ThreadPoolExecutor(2) as pool:
+        built = list(pool.map(build, found))
+    assert not list(filter(None, map(broken_promise, built)))
+
+
 V3_E4M3: tuple[dict[str, Any], ...] = (
     {"head_dim": 128, "scales": "block", "causal": True},
     {"head_dim": 256, "head_dim_v": 128, "scales": "head"},

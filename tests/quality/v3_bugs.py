@@ -38,10 +38,12 @@ KERNELS = {
     "alibi": Problem(**BF16, causal=True, bias="alibi"),
     "dense": Problem(**BF16, bias="dense"),
     "varlen": Problem(**BF16, causal=True, varlen=True),
+    "packed": Problem(**BF16, causal=True),
 }
 PLAIN = Case(heads=2, kv_heads=1, seq=200, seq_kv=150, values="below")  # 4 tiles of 5 or less
 WINDOW = replace(PLAIN, left=40, right=9)
 SEQUENCES = replace(PLAIN, batch=4, seq=400)
+FOURS = replace(PLAIN, heads=8, kv_heads=2, seq=75)  # 300 packed rows of each
 FALLING = replace(PLAIN, values="falling")  # as the keys are walked, weights grow large
 LATE = ("copy in flight", "wrong phase")  # the first use of a barrier has no earlier phase
 EARLY = ("stage still read", "arrival mismatch", *LATE)
@@ -76,7 +78,8 @@ class Bug:
 
 @cache
 def kernel_of(name: str) -> Kernel:
-    plan = planner.plan(KERNELS[name], load("h200"), "v3", tile=TILE).plan
+    form = "packed" if name == "packed" else ""
+    plan = planner.plan(KERNELS[name], load("h200"), "v3", tile=TILE, form=form).plan
     assert plan
     return render(replace(plan, slots=1))
 
@@ -585,4 +588,58 @@ OPTIONS = (
     ),
 )
 
-BUGS = (*BARRIERS, *STAGES, *PROXIES, *PRODUCTS, *REGISTERS, *SOFTMAX, *SCHEDULE, *OPTIONS)
+GROUPED = (
+    Bug(
+        "a row is taken for its query",
+        "((row - span.seq_q) >> span.group_log2)",
+        "(row - span.seq_q)",
+        (RIGHT, COUNTED),
+        "packed",
+        FOURS,
+    ),
+    Bug(
+        "heads of the log-sum-exp are as far apart as there are rows",
+        "i64(head) * (span.seq_q >> span.group_log2)",
+        "i64(head) * span.seq_q",
+        (WRITTEN, RIGHT, "out of bounds"),
+        "packed",
+        FOURS,
+    ),
+    Bug(
+        "each tile's box begins at its row",
+        "(work.first_query + 64 * i) >> group_log2",
+        "work.first_query + 64 * i",
+        (RIGHT, COUNTED),
+        "packed",
+        FOURS,
+    ),
+    Bug(
+        "O is stored at its row",
+        "query >> group_log2, work.head",
+        "query, work.head",
+        (WRITTEN, RIGHT, COUNTED),
+        "packed",
+        FOURS,
+    ),
+    Bug(
+        "a head of K and V is divided as if it were one of Q",
+        "const int kv_head = work.head;",
+        "const int kv_head = work.head / (heads / kv_heads);",
+        (RIGHT, COUNTED),
+        "packed",
+        FOURS,
+    ),
+    Bug(
+        "tiles are those of one head",
+        "Grid grid = {batch, kv_heads, seq_q << group_log2, heads_together}",
+        "Grid grid = {batch, kv_heads, seq_q, heads_together}",
+        (WRITTEN, RIGHT),
+        "packed",
+        FOURS,
+    ),
+)
+
+BUGS = (
+    *(*BARRIERS, *STAGES, *PROXIES, *PRODUCTS, *REGISTERS, *SOFTMAX, *SCHEDULE, *OPTIONS),
+    *GROUPED,
+)

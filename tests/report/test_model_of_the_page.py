@@ -51,6 +51,14 @@ PROBLEMS: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ("v3", "gh200", {"seq": 700, "window": (200, 30), "dtype": "e4m3", "scales": "block"}),
     ("v3", "h200", {"seq": 520, "bias": "alibi", "softcap": 9.0, "dtype": "e4m3", "head_dim": 96}),
 )
+PACKED: dict[str, Any] = {"batch": 16, "heads": 16, "kv_heads": 4, "seq": 40, "dtype": "bf16"}
+PROBLEMS += (
+    ("v3", "h200", {**PACKED, "seq_kv": 3000, "causal": True}),
+    ("v3", "h100", {**PACKED, "seq_kv": 1000, "seq": 300, "window": (200, 30), "softcap": 9.0}),
+    ("v3", "h200", {**PACKED, "seq": 1, "seq_kv": 2000, "head_dim": 64}),
+    ("v3", "h200", {**PACKED, "seq_kv": 20, "causal": True, "head_dim_v": 64, "batch": 40}),
+    ("v3", "h200", {**PACKED, "seq_kv": 900, "kv_heads": 16, "heads": 48}),
+)
 ALGOS = ("standard", "v1", "v2", "v3")
 PLAN = """
 const model = makeModel(data.constants, data.gpus);

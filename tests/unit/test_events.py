@@ -12,6 +12,7 @@ from fasim.entry import Entry
 from fasim.model.events import TRANSPOSER, Event, events, units
 from fasim.problem import Problem
 
+PACKED: dict[str, Any] = {"batch": 16, "heads": 16, "kv_heads": 4, "seq": 40, "dtype": "bf16"}
 PROBLEMS: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ("v1", "h200", {"causal": True, "seq": 1024}),
     ("v1", "a100", {"seq": 1000, "seq_kv": 700, "causal": True}),
@@ -36,6 +37,9 @@ PROBLEMS: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ("v3", "h200", {"seq": 1025, "causal": True, "bias": "dense_fp32", "softcap": 20.0}),
     ("v3", "h200", {"seq": 640, "window": (100, 0), "bias": "alibi", "head_dim": 64}),
     ("v3", "h100", {"seq": 900, "bias": "alibi", "dtype": "fp16", "head_dim": 64}),
+    ("v3", "h200", {**PACKED, "seq_kv": 3000, "causal": True}),
+    ("v3", "h100", {**PACKED, "seq_kv": 1000, "seq": 300, "window": (200, 30), "softcap": 9.0}),
+    ("v3", "h200", {**PACKED, "seq_kv": 20, "causal": True, "head_dim_v": 64, "batch": 40}),
     ("v3", "h200", {"causal": True, "seq": 8192, "dtype": "e4m3"}),
     ("v3", "h100", {"seq": 300, "seq_kv": 1000, "dtype": "e4m3", "heads": 8, "kv_heads": 2}),
     ("v3", "h200", {"seq": 1000, "seq_kv": 700, "causal": True, "dtype": "e4m3", "head_dim": 64}),
@@ -50,6 +54,10 @@ PROBLEMS: tuple[tuple[str, str, dict[str, Any]], ...] = (
 
 def planned(algo: str, device: str, options: dict[str, Any]) -> Entry:
     return planner.plan(Problem(**options), gpu.load(device), algo)
+
+
+def test_some_of_them_pack_rows() -> None:
+    assert sum(planned(*one).packed for one in PROBLEMS) == 3
 
 
 def stream(entry: Entry) -> list[Event]:
