@@ -1,4 +1,4 @@
-"""Time candidates of V2's forward kernel at head dimensions that are no power of two.
+"""Time candidates of V2's forward kernel at head_dim 160, between those at 128 and 256.
 
 python3 benchmarks/odd_candidates.py --compile-only | --verify | --out results/ [--rounds 7]
 
@@ -21,16 +21,52 @@ from fasim.plan import Tile
 from fasim.problem import Problem
 from fasim.render import render
 
+# S of all columns unrolled, instead of 4 + 4 steps in a loop and 2 after it.
 UNROLL = (("kD > 8 * kDepth ? 4 : 8;", "kD > 12 * kDepth ? 4 : 12;"),)
+# A row copied by 4 threads, 5 pieces of 64 bytes each, instead of by 20: constant addresses.
+FOURS = (("return 4 * rows * copies > 3 * kThreads ? rows : 0;", "return 0;"),)
+# K and V of a step arrive together, half of the ring for each step: one barrier instead of two.
+ONCE = (
+    ("    if (t < 2 * kv_tiles && t % 2 == 0) {\n", "    if (t < 2 * kv_tiles) {\n"),
+    ("    } else if (t < 2 * kv_tiles) {\n", ""),
+    ("      const Element* source = v + key", "      const Element* source_v = v + key"),
+    ("kSwizzledV>(slot(t), source,", "kSwizzledV>(slot(t + 1), source_v,"),
+    ("cp_async_wait_group<kSlots - 2>();", "cp_async_wait_group<0>();"),
+    ("    load(t + kSlots - 1);\n", "    load(t + 2);\n"),
+    ("for (int t = 0; t < kSlots - 1; ++t) load(t);", "load(0);"),
+    ("    advance(2 * j + 1);\n", ""),
+)
+# Where the next tile lies is kept, instead of its number times the stride.
+KEPT = (
+    (
+        "  const auto load = [&](int t) {\n",
+        "  const Element* k_next = k + i64(kv_tiles - 1) * kBlockKV * k_strides.seq;\n"
+        "  const Element* v_next = v + i64(kv_tiles - 1) * kBlockKV * v_strides.seq;\n"
+        "  const auto load = [&](int t) {\n",
+    ),
+    (
+        " = k + key * k_strides.seq;\n",
+        " = k_next;\n      k_next -= kBlockKV * k_strides.seq;\n",
+    ),
+    (
+        " = v + key * v_strides.seq;\n",
+        " = v_next;\n      v_next -= kBlockKV * v_strides.seq;\n",
+    ),
+)
+LARGE = Tile(block_q=256, block_kv=32, stages=2, warps=8)
 ODD = {  # by head_dim
-    64: {"64": (None, ())},
-    80: {"80": (None, ()), "80 128x80": (Tile(block_q=128, block_kv=80, stages=2), ())},
-    96: {"96": (None, ()), "96 128x64": (Tile(block_q=128, block_kv=64, stages=2), ())},
     128: {"128": (None, ())},
     160: {
         "160": (None, ()),
         "160 unrolled": (None, UNROLL),
-        "160 one stage": (Tile(block_q=128, block_kv=32), UNROLL),
+        "160 fours": (None, FOURS),
+        "160 once": (None, ONCE),
+        "160 unrolled, fours": (None, (*UNROLL, *FOURS)),
+        "160 unrolled, once": (None, (*UNROLL, *ONCE)),
+        "160 unrolled, fours, once": (None, (*UNROLL, *FOURS, *ONCE)),
+        "160 unrolled, fours, kept": (None, (*UNROLL, *FOURS, *KEPT)),
+        "160 all": (None, (*UNROLL, *FOURS, *ONCE, *KEPT)),
+        "160 256x32 unrolled, once": (LARGE, (*UNROLL, *ONCE)),
         "160 64x128": (Tile(block_q=64, block_kv=128), ()),
     },
     256: {"256": (None, ())},
@@ -88,10 +124,9 @@ def timed(name, group, rounds):
     timings = bench.interleave(candidates, rounds=rounds)
     rates = {t.name: flops(group[t.name][0]) / t.seconds / 1e12 for t in timings}
     print(name, {n: f"{r:.0f}" for n, r in rates.items()}, flush=True)
-    for d, low, high, share in ((80, 64, 128, 0.25), (96, 64, 128, 0.5), (160, 128, 256, 0.25)):
-        between = rates[str(low)] * (1 - share) + rates[str(high)] * share
-        near = {n: f"{r / between:.3f}" for n, r in rates.items() if n.startswith(str(d))}
-        print("   of the interpolation:", near, flush=True)
+    between = 0.75 * rates["128"] + 0.25 * rates["256"]
+    near = {n: f"{r / between:.3f}" for n, r in rates.items() if n.startswith("160")}
+    print("   of the interpolation:", near, flush=True)
     return {"tflops": rates, "timings": [t.to_json() for t in timings]}
 
 
