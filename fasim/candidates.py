@@ -15,7 +15,15 @@ from fasim.gpu import Gpu
 from fasim.legality import CONSUMER_REGISTERS, ROWS_PER_WARP
 from fasim.model.footprint import option_registers
 from fasim.model.tiles import Tiles, ceil_div, padded
-from fasim.plan import BACKWARD_STAGES, V3, WARPGROUP, WARPGROUP_ROWS, Tile
+from fasim.plan import (
+    BACKWARD_STAGES,
+    FOUR,
+    V3,
+    WARPGROUP,
+    WARPGROUP_ROWS,
+    Tile,
+    backward_stages,
+)
 from fasim.problem import DTYPE_BYTES, Problem
 
 WARPS = (1, 2, 4, 8)
@@ -40,7 +48,9 @@ def candidates(problem: Problem, gpu: Gpu, algo: str, pass_: str) -> Tiles:
     if algo == "v2_split":
         return _split_candidates()
     if pass_ == "bwd":
-        return (_v1_bwd_candidates if algo == "v1" else _v2_bwd_candidates)(_wide(problem))
+        wide = _wide(problem)
+        four = wide and problem.dtype != "fp32"
+        return _v1_bwd_candidates(wide) if algo == "v1" else _v2_bwd_candidates(wide, four)
     return _v1_candidates(problem, gpu) if algo == "v1" else _v2_candidates(keys)
 
 
@@ -126,10 +136,13 @@ def _v1_bwd_candidates(wide: bool) -> Tiles:
 
 
 @functools.cache
-def _v2_bwd_candidates(wide: bool) -> Tiles:
-    """A stage more where warps share keys."""
-    stages = {"registers": BACKWARD_STAGES, "shared": BACKWARD_STAGES + 1}
-    return Tiles.of([replace(tile, stages=stages[tile.p_in]) for tile in _bwd_tiles(wide)])
+def _v2_bwd_candidates(wide: bool, four: bool) -> Tiles:
+    """A stage more where two warps share keys; in wide rows of 16 bits also four that share 32."""
+    tiles = _bwd_tiles(wide)
+    if four:
+        of_four = Tile(block_q=16 * FOUR, block_kv=32, warps=FOUR, p_in="shared", sharers=FOUR)
+        tiles += [replace(of_four, block_kv=32 * n, warps=FOUR * n) for n in (1, 2)]
+    return Tiles.of([replace(tile, stages=backward_stages(tile.sharing)) for tile in tiles])
 
 
 def paper_tile(smem_elements: int, head_dim: int) -> tuple[int, int]:
@@ -165,6 +178,7 @@ def judged(tile: Tile | tuple[int, int], algo: str, pass_: str) -> Tiles:
         return Tiles.of([tile])
     block_q, block_kv = tile
     steps = [s for s in (16, *V1_STEPS) if block_kv % s == 0 < block_kv - s] or [block_kv]
+    name = algo if pass_ == "fwd" else algo.partition("_")[0]
     choices: Iterable[tuple[int, int, int, str]] = {
         ("v1", "fwd"): itertools.product(WARPS, (1,), steps, ("registers",)),
         ("v2", "fwd"): itertools.product(WARPS, (1, 2), (0,), ("registers",)),
@@ -183,10 +197,12 @@ def judged(tile: Tile | tuple[int, int], algo: str, pass_: str) -> Tiles:
             (2, 4, 8), (BACKWARD_STAGES, BACKWARD_STAGES + 1), (0,), ("registers", "shared")
         ),
         ("v3", "bwd"): itertools.product((8, 12), (1, 2), (0,), ("registers",)),
-    }[algo if pass_ == "fwd" else algo.partition("_")[0], pass_]
-    return Tiles.of(
-        [
-            Tile(block_q=block_q, block_kv=block_kv, warps=w, stages=s, step_kv=k, p_in=p)
-            for w, s, k, p in choices
-        ]
-    )
+    }[name, pass_]
+    tiles = [
+        Tile(block_q=block_q, block_kv=block_kv, warps=w, stages=s, step_kv=k, p_in=p)
+        for w, s, k, p in choices
+    ]
+    if (name, pass_) == ("v2", "bwd"):
+        shared = [tile for tile in tiles if (tile.p_in, tile.stages) == ("shared", BACKWARD_STAGES)]
+        tiles += [replace(tile, sharers=FOUR) for tile in shared if tile.warps >= FOUR]
+    return Tiles.of(tiles)

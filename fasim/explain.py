@@ -46,6 +46,7 @@ from fasim.plan import (
     slabs,
     v3_layout,
     v3_value_rows,
+    weight_tiles,
 )
 from fasim.problem import Problem
 
@@ -227,9 +228,9 @@ def _v2_bwd_smem(case: _Case) -> Iterator[Part]:
     tile = case.tile
     yield _product("K and V", tile.block_kv, d + dv, e)
     yield _product("stages of Q and dO", tile.stages, tile.block_q, d + dv, e)
-    weights = "two of dS" if tile.sharing == 1 else "two of dS, two of P"
+    weights = {1: "two of dS", 2: "two of dS, two of P"}.get(tile.sharing, "two of dS, one of P")
     if tile.sharing > 1 or case.entry.dq != "second_pass":
-        yield _product(weights, 2 * tile.sharing, tile.block_q, tile.block_kv, e)
+        yield _product(weights, weight_tiles(tile.sharing), tile.block_q, tile.block_kv, e)
     yield _product("their L and D", tile.stages, tile.block_q, 8)
 
 
@@ -514,12 +515,13 @@ def _bwd_registers(case: _Case) -> Iterator[Part]:
 
 
 def _v2_bwd_registers(case: _Case) -> Iterator[Part]:
-    keys, step = case.tile.block_kv * case.tile.sharing // case.tile.warps, case.tile.query_step
+    keys, step = (int(n[0]) for n in (case.tiles.bwd_keys, case.tiles.query_step))
+    part = int(case.tiles.query_part[0])
     columns = int(footprint.gradient_columns(case.problem, case.tiles)[0])
     gradients = keys * columns // WARP
     yield Part("dK, dV", f"{keys} keys a warp x {columns} / {WARP}", gradients)
-    scores = (keys + 16) * step // WARP
-    yield Part("S, dP", f"({keys} + 16) keys x {step} queries / {WARP}", scores)
+    scores = keys * (step + part) // WARP
+    yield Part("S, dP", f"{keys} keys x ({step} + {part}) queries / {WARP}", scores)
     options = footprint.backward_option_registers(case.problem)
     for name, kept in options.items():
         yield Part(name, "", kept)

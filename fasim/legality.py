@@ -17,15 +17,14 @@ from fasim.model import footprint
 from fasim.model.occupancy import register_cap, residency
 from fasim.model.tiles import Bools, Ints, Tiles, ceil_div
 from fasim.plan import (
-    BACKWARD_STAGES,
     FORMS,
-    LEAST_QUERY_STEP,
     LOADER_THREADS,
-    QUERY_STEP,
     SLAB_BYTES,
     V3,
     WARPGROUP,
     WARPGROUP_ROWS,
+    backward_stages,
+    least_query_step,
     matrix_granule,
     split_count,
     ungroupable,
@@ -316,6 +315,23 @@ def _rows_per_warp() -> Rule:
     )
 
 
+def _sharers() -> Rule:
+    """Four warps that share keys are made for what leaves two no room: long rows in 16 bits."""
+
+    def legal(case: Case) -> Bools:
+        tiles, made = case.tiles, case.algo != "v1" and case.problem.dtype != "fp32"
+        usual = tiles.sharing == np.where(tiles.p_shared, 2, 1)
+        return np.asarray(usual | (tiles.frees & tiles.p_shared & made))
+
+    return Rule(
+        legal,
+        lambda c, i: (
+            f"{c.tiles.sharing[i]} warps share keys, not one with P in registers, else two, or four"
+            " in 16 bits of v2"
+        ),
+    )
+
+
 def _keys_per_warp() -> Rule:
     """A backward warp owns the keys whose dK and dV it holds, one or two mma tiles of them."""
     return Rule(
@@ -333,8 +349,9 @@ def _whole_query_steps() -> Rule:
     """Warps that share keys score as many queries each, whole matmul steps at a time."""
 
     def step(case: Case) -> Ints:
-        least = LEAST_QUERY_STEP.get(case.problem.dtype, QUERY_STEP) * case.tiles.bwd_keys // 16
-        return np.maximum(case.tiles.query_step, least) * case.tiles.sharing
+        tiles = case.tiles
+        least = least_query_step(case.problem.dtype, tiles.bwd_keys, tiles.sharing)
+        return np.asarray(np.maximum(tiles.query_step, least) * tiles.sharing)
 
     return Rule(
         lambda c: (c.tiles.block_q % step(c) == 0) & (c.tiles.block_q % 16 == 0),
@@ -351,12 +368,12 @@ def _fp32_shares() -> Rule:
 
 
 def _two_stages() -> Rule:
-    """One tile is at work while the next arrives; with P in shared memory the last still is."""
+    """One tile is at work while the next arrives; where two warps share keys the last still is."""
     return Rule(
-        lambda c: c.tiles.stages == BACKWARD_STAGES + c.tiles.sharing - 1,
+        lambda c: c.tiles.stages == backward_stages(c.tiles.sharing),
         lambda c, i: (
             f"{c.tiles.stages[i]} stages, but a backward pass holds"
-            f" {BACKWARD_STAGES + c.tiles.sharing[i] - 1} tiles of Q"
+            f" {backward_stages(c.tiles.sharing[i])} tiles of Q"
         ),
     )
 
@@ -386,7 +403,10 @@ def _warps(case: Case, index: int) -> str:
 _LIMITS = (_threads(), _shared_memory(), _registers(), _resident(), _grid())
 _MMA = (_whole_mma_rows(), _whole_keys())
 _FORWARD = (_threads(), _shared_memory(), _registers(), _rows_per_warp(), _resident(), _grid())
-_OWNED = (_keys_per_warp(), _whole_query_steps(), _one_step(), _fp32_shares())
+_OWNED = (
+    *(_sharers(), _keys_per_warp(), _whole_query_steps()),
+    *(_one_step(), _fp32_shares()),
+)
 _KEYS = (*_OWNED, _two_stages())
 _V3 = (_consumers(), _whole_keys(), _instruction_width(), _one_step())
 

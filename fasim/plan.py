@@ -88,7 +88,8 @@ FORMS = ("ordered", "second_pass")
 V3 = ("v3", "v3_packed")  # variants: a tile's rows are the queries of a head, or of all of a group
 PACKINGS = ("packed", "unpacked")
 ABREAST = 16  # heads whose blocks start side by side where additions are ordered
-BACKWARD_STAGES = 2  # tiles of Q and dO in shared memory
+BACKWARD_STAGES = 2  # tiles of Q and dO in shared memory, one more where two warps share keys
+FOUR = 4  # warps of a backward pass that share keys, where two would have no room
 QUERY_STEP = 32  # queries that a backward warp scores at once, where its share has as many
 LEAST_QUERY_STEP = {"fp32": 8, "fp16": 16, "bf16": 16}  # for each 16 keys of the warp
 # V3: warps of a group that multiplies together, and the rows it multiplies; threads of the group
@@ -132,15 +133,17 @@ class Tile:
     """How one thread block works. ``stages`` counts K/V tile pairs in shared memory, ``warps`` the
     warps that compute, ``step_kv`` the keys a warp scores at a time (V1 keeps more in shared memory
     than its registers can score at once; where keys are split, the warps share a tile's keys),
-    ``registers`` what the compiler may use for a thread."""
+    ``registers`` what the compiler may use for a thread, ``sharers`` the warps of a backward pass
+    that share keys."""
 
     block_q: int
     block_kv: int
     stages: int = 1
     warps: int = 4
     step_kv: int = 0  # 0: block_kv
-    p_in: str = "registers"  # or "shared" (V3)
+    p_in: str = "registers"  # or "shared"
     registers: int = 255
+    sharers: int = 0  # 0: two where P goes through shared memory, else one
 
     @property
     def threads(self) -> int:
@@ -148,8 +151,13 @@ class Tile:
 
     @property
     def sharing(self) -> int:
-        """Warps of a backward pass that share keys: two where P goes through shared memory."""
-        return 2 if self.p_in == "shared" else 1
+        """Warps of a backward pass that share keys."""
+        return self.sharers or (2 if self.p_in == "shared" else 1)
+
+    @property
+    def frees(self) -> bool:
+        """Whether a slot of Q and dO is given back within the step: dV and dK are made first."""
+        return self.sharing == FOUR
 
     @property
     def query_step(self) -> int:
@@ -255,11 +263,7 @@ class KernelSpec:
     def digest(self) -> str:
         """8 hex digits over every field: equal kernels share it, others do not. A field that came
         later counts where it has another value than all earlier kernels, which keep their names."""
-        values = asdict(self)
-        for name in LATER:
-            if values[name] == KernelSpec.__dataclass_fields__[name].default:
-                del values[name]
-        text = json.dumps(values, sort_keys=True)
+        text = json.dumps(_distinguishing(self), sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:8]
 
     @property
@@ -385,6 +389,35 @@ class KernelSpec:
 
 
 LATER = ("dq", "in_dtype", "incoherent")  # fields that earlier kernels did not have
+
+
+def _distinguishing(kernel: KernelSpec) -> dict[str, Any]:
+    """Its fields, but for those that came later and have the value of all earlier kernels."""
+    values = asdict(kernel)
+    for name in LATER:
+        if values[name] == KernelSpec.__dataclass_fields__[name].default:
+            del values[name]
+    if not kernel.tile.sharers:
+        del values["tile"]["sharers"]
+    return values
+
+
+def backward_stages(sharing: Any) -> Any:
+    """Tiles of Q and dO that V2's backward pass holds, by the warps that share keys: where two do,
+    the last is still at work while one is and the next arrives; four give its slot back first."""
+    return BACKWARD_STAGES + (sharing == 2)
+
+
+def weight_tiles(sharing: Any) -> Any:
+    """Tiles of dS and P in its shared memory: two of dS, as dQ comes a step late; none of P where
+    it stays in registers, two where dV does too, else one."""
+    return 2 + (sharing > 1) + (sharing == 2)
+
+
+def least_query_step(dtype: str, keys: Any, sharing: Any) -> Any:
+    """The fewest queries a warp of a backward pass with so many keys scores at once."""
+    least = LEAST_QUERY_STEP.get(dtype, QUERY_STEP)
+    return least * (keys // 16 * (sharing < FOUR) + (sharing == FOUR))
 
 
 def variant_of(algo: str, splits: bool, dq: str, packed: bool = False) -> str:
@@ -714,11 +747,8 @@ class Plan:
         return (problem.batch, problem.heads, self._q_blocks(problem) * rows, columns)
 
     def to_json(self) -> dict[str, Any]:
-        kernel = asdict(self.kernel)
+        kernel = _distinguishing(self.kernel)
         kernel["pass"] = kernel.pop("pass_")
-        for name in LATER:
-            if kernel[name] == KernelSpec.__dataclass_fields__[name].default:
-                del kernel[name]
         return {
             "schema": SCHEMA,
             "problem": self.problem.to_json(),
@@ -784,6 +814,10 @@ class Plan:
             yield f"no template makes the backward pass of {kernel.variant}"
         if kernel.pass_ == "bwd" and kernel.dtype == "fp32" and kernel.tile.p_in != "shared":
             yield "no template makes a backward pass in fp32 with P in registers"
+        if kernel.tile.sharers and kernel.tile.sharers != FOUR:
+            yield f"sharers is {kernel.tile.sharers}, not 0 or {FOUR}"
+        if kernel.tile.frees:
+            yield from _nonsense_of_four(kernel)
         if kernel.deterministic != (kernel.dq != "atomic"):
             yield f"deterministic is {kernel.deterministic}, but dq is {kernel.dq}"
         if kernel.splits and not kernel.plain:
@@ -844,6 +878,13 @@ def _ragged(kernel: KernelSpec) -> Iterator[str]:
         yield f"no template keeps P in {tile.p_in!r}"
 
 
+def _nonsense_of_four(kernel: KernelSpec) -> Iterator[str]:
+    if (kernel.algo, kernel.pass_) != ("v2", "bwd") or kernel.dtype == "fp32":
+        yield "only V2's backward pass in 16 bits has four warps that share keys"
+    if kernel.tile.p_in != "shared":
+        yield "four warps share keys, but P stays in registers"
+
+
 def _nonsense_v3(kernel: KernelSpec) -> Iterator[str]:
     if kernel.arch != "sm_90a":
         yield f"V3 is made for sm_90a, not {kernel.arch}"
@@ -882,12 +923,12 @@ def _ragged_bwd(tile: Tile, kernel: KernelSpec) -> Iterator[str]:
     through two slots or three."""
     if tile.warps % tile.sharing or tile.block_kv * tile.sharing % (16 * tile.warps):
         yield f"block_kv {tile.block_kv} is not whole 16-key steps for each of {tile.warps} warps"
-    least = LEAST_QUERY_STEP.get(kernel.dtype, QUERY_STEP)
     keys = tile.block_kv * tile.sharing // tile.warps
-    step = max(tile.query_step, least * keys // 16) * tile.sharing
+    least = least_query_step(kernel.dtype, keys, tile.sharing)
+    step = max(tile.query_step, least) * tile.sharing
     if tile.block_q % 16 or tile.block_q % step:
         yield f"block_q {tile.block_q} is not whole steps of {step} queries, 16 each"
-    stages = 1 if kernel.algo == "v1" else BACKWARD_STAGES + tile.sharing - 1
+    stages = 1 if kernel.algo == "v1" else backward_stages(tile.sharing)
     if tile.stages != stages:
         yield f"{tile.stages} stages, but a backward pass with P in {tile.p_in} has {stages}"
     if tile.keys_per_step != tile.block_kv:

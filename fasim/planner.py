@@ -185,7 +185,7 @@ def _distance(tile: Tile, best: Tile) -> int | None:
         abs(tile.block_kv - best.block_kv),
         abs(tile.block_q - best.block_q),
         16 * abs(tile.stages - best.stages),
-        16 * (tile.p_in != best.p_in),
+        16 * ((tile.p_in, tile.sharing) != (best.p_in, best.sharing)),
         16 * abs(tile.warps - best.warps) * (tile.block_q == best.block_q),
     ]
     differing = [change for change in changes if change]
@@ -202,6 +202,8 @@ def describe(tile: Tile, beside: Tile | None = None) -> str:
         words.append(f"{tile.stages} stage{'s' * (tile.stages > 1)}")
     if tile.p_in != other.p_in:
         words.append(f"P in {tile.p_in}")
+    if tile.frees != other.frees:
+        words.append(f"{tile.sharing} warps share keys")
     return ", ".join(words)
 
 

@@ -43,6 +43,7 @@ from fasim.plan import (
     v3_layout,
     v3_value_rows,
     value_box_rows,
+    weight_tiles,
 )
 from fasim.problem import DTYPE_BYTES
 
@@ -236,8 +237,8 @@ def _shared_weights(kernel: KernelSpec) -> tuple[str, ...]:
         return ("dS", "P")[: kernel.tile.sharing]
     if kernel.dq == "second_pass" and kernel.tile.p_in == "registers":
         return ()
-    kinds = ("dS", "P")[: kernel.tile.sharing]
-    return tuple(f"{name}, slot {i}" for name in kinds for i in range(2))
+    slots = ("dS, slot 0", "dS, slot 1", "P, slot 0", "P, slot 1")
+    return slots[: weight_tiles(kernel.tile.sharing)]
 
 
 def _walked(kernel: KernelSpec) -> tuple[tuple[str, int], ...]:
@@ -561,7 +562,7 @@ def _environment() -> jinja2.Environment:
         *(longest_q, longest_k, grid_rows, dq_tile, head_rows, last_tile, warp_sees),
         *(mma, cvt, matrix_instructions, scale_of),
         *(q_stages, output_parts, loader_registers, arch_flags, v3_instructions, value_columns),
-        *(value_box_rows, map_of, padded_copies, row_of),
+        *(value_box_rows, map_of, padded_copies, row_of, weight_tiles),
         *(signs, unit, quantising),
     )
     helpers |= {option.__name__: option for option in options}

@@ -54,7 +54,7 @@
 //   583f659b  device/update_query_gradient.cuh
 //   8792d681  device/words.cuh
 //   2b243d61  kernels/v1_bwd.cu
-//   8644c7ee  parts/constants_bwd.cuh
+//   c3ce054e  parts/constants_bwd.cuh
 //   5a818b86  parts/main_arrays.cuh
 //   b86622cb  parts/main_bwd.cu
 //   25b3c27d  parts/main_options.cuh

@@ -53,12 +53,12 @@
 //   6364541a  device/tile.cuh
 //   c2706fe3  device/types.cuh
 //   8792d681  device/words.cuh
-//   534c3344  kernels/v2_bwd.cu
-//   8644c7ee  parts/constants_bwd.cuh
+//   1d35685f  kernels/v2_bwd.cu
+//   c3ce054e  parts/constants_bwd.cuh
 //   5a818b86  parts/main_arrays.cuh
 //   b86622cb  parts/main_bwd.cu
 //   25b3c27d  parts/main_options.cuh
-//   1e72f56e  parts/second_pass.cu
+//   ddede940  parts/second_pass.cu
 //   337a472a  ptx/cp_async.cuh
 //   33562fdf  ptx/cvt_bf16x2.cuh
 //   422cf4a7  ptx/ex2.cuh

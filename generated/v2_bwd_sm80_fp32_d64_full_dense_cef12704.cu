@@ -67,8 +67,8 @@
 //   6364541a  device/tile.cuh
 //   c2706fe3  device/types.cuh
 //   8792d681  device/words.cuh
-//   534c3344  kernels/v2_bwd.cu
-//   8644c7ee  parts/constants_bwd.cuh
+//   1d35685f  kernels/v2_bwd.cu
+//   c3ce054e  parts/constants_bwd.cuh
 //   5a818b86  parts/main_arrays.cuh
 //   b86622cb  parts/main_bwd.cu
 //   25b3c27d  parts/main_options.cuh
@@ -88,7 +88,7 @@
 // "head_dim_v": 64, "heads": 16, "incoherent": false, "kv_heads": 16, "out_dtype": "fp32", "pass":
 // "bwd", "scale": 0.125, "scales": "tensor", "seq": 2048, "seq_kv": 2048, "softcap": 0.0, "varlen":
 // false, "window": [-1, -1]}, "schema": "fasim.plan/1", "smem_bytes": 115456}
-// ---- the rest of the file has sha256 8e5103ccfc2d8e42cb303fe8e727366a67cac39d8252f98b3e1c8a58a34d4121
+// ---- the rest of the file has sha256 61953201c41ffe6ba1a14cfc8364f1f6d6319afef9a2fbe943d786d493e6fc9f
 // FlashAttention-2, backward (Dao 2023, algorithm 2).
 //
 // Three kernels, launched one after the other with the same arguments:
@@ -885,11 +885,15 @@ v2_bwd_sm80_fp32_d64_full_dense_cef12704(
   zero(dk_acc);
   zero(dv_acc);
   const int warp_key = first_key + warp_keys();
-  // What is left to do of tile t when all warps have left their part.
-  const auto finish_tile = [&](int t) {
+  const auto add_dv_dk = [&](int t) {
     if (t < 0) return;
     accumulate_tile<kDV>(dv_acc, p_tile(t), do_slot(t));
     accumulate_tile<kD>(dk_acc, ds_tile(t), q_slot(t));
+  };
+  // What is left to do of tile t when all warps have left their part.
+  const auto finish_tile = [&](int t) {
+    if (t < 0) return;
+    add_dv_dk(t);
     add_dq(t);
   };
   for (int t = 0; t < steps; ++t) {

@@ -62,8 +62,8 @@
 //   6364541a  device/tile.cuh
 //   c2706fe3  device/types.cuh
 //   8792d681  device/words.cuh
-//   534c3344  kernels/v2_bwd.cu
-//   8644c7ee  parts/constants_bwd.cuh
+//   1d35685f  kernels/v2_bwd.cu
+//   c3ce054e  parts/constants_bwd.cuh
 //   5a818b86  parts/main_arrays.cuh
 //   b86622cb  parts/main_bwd.cu
 //   25b3c27d  parts/main_options.cuh
@@ -86,7 +86,7 @@
 // "head_dim_v": 128, "heads": 32, "incoherent": false, "kv_heads": 8, "out_dtype": "bf16", "pass":
 // "bwd", "scale": 0.08838834764831843, "scales": "tensor", "seq": 8192, "seq_kv": 8192, "softcap":
 // 0.0, "varlen": false, "window": [-1, -1]}, "schema": "fasim.plan/1", "smem_bytes": 230912}
-// ---- the rest of the file has sha256 cdf762ced6a6179f80e4d869ef0cf5dd1473b1e9867eda7547a7ce9310a56ebb
+// ---- the rest of the file has sha256 a8d844c1f7faddc113c64d9599eb3c1696ba50a87ea6508aafe5f3a359cc9a88
 // FlashAttention-2, backward (Dao 2023, algorithm 2).
 //
 // Three kernels, launched one after the other with the same arguments:
@@ -887,11 +887,15 @@ v2_bwd_sm90_bf16_d128_causal_279a0a2a(
   zero(dk_acc);
   zero(dv_acc);
   const int warp_key = first_key + warp_keys();
-  // What is left to do of tile t when all warps have left their part.
-  const auto finish_tile = [&](int t) {
+  const auto add_dv_dk = [&](int t) {
     if (t < 0) return;
     accumulate_tile<kDV>(dv_acc, p_tile(t), do_slot(t));
     accumulate_tile<kD>(dk_acc, ds_tile(t), q_slot(t));
+  };
+  // What is left to do of tile t when all warps have left their part.
+  const auto finish_tile = [&](int t) {
+    if (t < 0) return;
+    add_dv_dk(t);
     add_dq(t);
   };
   for (int t = 0; t < steps; ++t) {

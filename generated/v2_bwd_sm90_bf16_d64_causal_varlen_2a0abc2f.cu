@@ -61,8 +61,8 @@
 //   c2706fe3  device/types.cuh
 //   22b08741  device/varlen.cuh
 //   8792d681  device/words.cuh
-//   534c3344  kernels/v2_bwd.cu
-//   8644c7ee  parts/constants_bwd.cuh
+//   1d35685f  kernels/v2_bwd.cu
+//   c3ce054e  parts/constants_bwd.cuh
 //   5a818b86  parts/main_arrays.cuh
 //   b86622cb  parts/main_bwd.cu
 //   25b3c27d  parts/main_options.cuh

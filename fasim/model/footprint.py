@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from fasim.gpu import Gpu
-from fasim.model.tiles import Ints, Tiles, ceil_div, padded, round_up
+from fasim.model.tiles import MMA_ROWS, Ints, Tiles, ceil_div, padded, round_up
 from fasim.plan import (
     HOPPER_SMEM,
     LAZY_DTYPES,
@@ -29,6 +29,7 @@ from fasim.plan import (
     transposes,
     v3_layouts,
     v3_smem,
+    weight_tiles,
     widened,
 )
 from fasim.problem import Problem
@@ -83,7 +84,6 @@ BACKWARD_OPTION_REGISTERS = {"window": 4, "softcap": 8, "ALiBi": 4, "dense bias"
 # there is room.
 TURN_REGISTERS, TURN_COLUMNS, TURN_WINDOW_REGISTERS = 8, 256, 12
 SECOND_PASS_FP32 = 8  # what rows of queries keep besides
-MMA_ROWS = 16  # the fewest queries of a tile
 # V1's plain copies on the way, in blocks of fewer than eight warps, in fp32 also of fewer than
 # four; what it keeps besides in fp32, and beside rows of more than so many columns there.
 V1_BACKWARD_COPIES, V1_BACKWARD_FP32_COPIES = 16, 20
@@ -229,12 +229,12 @@ def _v1_bwd_smem(problem: Problem, tiles: Tiles) -> Any:
 
 
 def _v2_bwd_smem(problem: Problem, tiles: Tiles) -> Any:
-    """K and V stay; stages of Q and dO with their fp32 L and D; two of dS, as dQ comes a step late,
-    and of P where that goes through shared memory. dK and dV leave through K and V."""
+    """K and V stay; stages of Q and dO with their fp32 L and D; tiles of dS, and of P where that
+    goes through shared memory. dK and dV leave through K and V."""
     d, dv, e = _dims(problem)
     m, n = tiles.block_q, tiles.block_kv
     walked = tiles.stages * m * ((d + dv) * e + 8)
-    return n * (d + dv) * e + walked + 2 * tiles.sharing * m * n * e
+    return n * (d + dv) * e + walked + weight_tiles(tiles.sharing) * m * n * e
 
 
 def _second_pass_smem(problem: Problem, tiles: Tiles) -> Any:
@@ -375,10 +375,10 @@ def _v1_bwd_registers(problem: Problem, tiles: Tiles) -> Any:
 
 
 def _v2_bwd_registers(problem: Problem, tiles: Tiles) -> Any:
-    """The warp's part of dK and dV for the whole pass, S of a step of queries and dP of as many as
-    16 keys have of them."""
-    keys, step = tiles.bwd_keys, tiles.query_step
-    accumulators = (keys * gradient_columns(problem, tiles) + (keys + 16) * step) // WARP
+    """The warp's part of dK and dV for the whole pass, S of a step of queries and dP of a part of
+    them."""
+    queries = tiles.query_step + tiles.query_part
+    accumulators = tiles.bwd_keys * (gradient_columns(problem, tiles) + queries) // WARP
     kept = accumulators + sum(backward_option_registers(problem).values())
     needed = np.minimum(kept + V2_BACKWARD_REGISTERS, MOST_REGISTERS)
     return np.maximum(needed, kept + V2_BACKWARD_LEAST)

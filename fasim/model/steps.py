@@ -205,15 +205,14 @@ def _bwd(shape: _Shape, rates: Rates, smem: Any) -> Step:
 
 
 def _v2_bwd(shape: _Shape, rates: Rates) -> Step:
-    """Every warp reads Q and dO twice, all of them or, where two share keys, half; its keys of K
-    once per step of queries, of V once for each 16 keys besides; dQ's units of QUERY_STEP
-    queries by 32 columns read dS and K; dS is written. Where two warps share keys, both read P and
-    dS from shared memory."""
+    """Every warp reads Q and dO twice, or its share of them where some share keys; its keys of K
+    once per step of queries, of V once per part of one; dQ's units of QUERY_STEP queries by 32
+    columns read dS and K; dS is written. Warps that share keys all read P and dS from shared
+    memory."""
     m, n, d, e, split = shape.m, shape.n, shape.d, shape.e, shape.tiles.sharing
-    keys = shape.tiles.bwd_keys
     walked = 2 * shape.tiles.warps // split * shape.rows_bytes
-    own = m // shape.tiles.query_step * n * (d + keys // 16 * shape.dv) * e
-    own = own + (4 + 1) * shape.scores * e * (split > 1)  # and P written
+    own = (m // shape.tiles.query_step * d + m // shape.tiles.query_part * shape.dv) * n * e
+    own = own + (2 * split + 1) * shape.scores * e * (split > 1)  # and P written
     units = _unit_reads(shape)
     written = shape.scores * e + shape.rows_bytes
     busy = _busy(shape)
@@ -249,15 +248,14 @@ def _main_of_two(shape: _Shape, rates: Rates) -> Step:
 
 def query_step(problem: Problem, rates: Rates, tiles: Tiles) -> Step:
     """A step of the kernel that makes dQ alone: block_kv queries, which warps own as they own keys
-    elsewhere, against block_q keys. Every warp reads K twice and V once, or half of them where two
-    share queries; its rows of Q once per QUERY_STEP keys, those of dO once for each 16 rows
-    besides; dS passes through shared memory where two share queries."""
+    elsewhere, against block_q keys. Every warp reads K twice and V once, or its share of them where
+    some share queries; its rows of Q once per step of keys, those of dO once per part of one; dS
+    passes through shared memory where warps share queries."""
     shape = _Shape(problem, tiles)
     m, n, d, dv, e, split = shape.m, shape.n, shape.d, shape.dv, shape.e, tiles.sharing
     walked = tiles.warps // split * m * (2 * d + dv) * e
-    rows = n * split // tiles.warps
-    own = m // tiles.query_step * n * (d + rows // 16 * dv) * e
-    own = own + (1 + 2) * shape.scores * e * (split > 1)
+    own = (m // tiles.query_step * d + m // tiles.query_part * dv) * n * e
+    own = own + (1 + split) * shape.scores * e * (split > 1)
     smem = walked + own + shape.rows_bytes
     busy = _busy(shape)
     return Step(

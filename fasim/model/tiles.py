@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fasim.plan import QUERY_STEP, WARP, WARPGROUP_ROWS, Tile, matrix_granule
+from fasim.plan import FOUR, QUERY_STEP, WARP, WARPGROUP_ROWS, Tile, matrix_granule
 
+MMA_ROWS = 16  # of a matrix instruction
 Ints = npt.NDArray[np.int64]
 Reals = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
@@ -26,6 +27,7 @@ class Tiles:
     warps: Ints
     step_kv: Ints
     p_shared: Bools
+    sharing: Ints  # warps of a backward pass that share keys
     registers: Ints
     blocks_per_sm: Ints  # resident together; 1 until occupancy.py has judged the tile
     splits: Ints  # parts of the keys; 1 until their count is known, and where nothing splits
@@ -39,6 +41,7 @@ class Tiles:
             warps=_ints(t.warps for t in tiles),
             step_kv=_ints(t.keys_per_step for t in tiles),
             p_shared=np.array([t.p_in == "shared" for t in tiles], dtype=np.bool_),
+            sharing=_ints(t.sharing for t in tiles),
             registers=_ints(t.registers for t in tiles),
             blocks_per_sm=np.ones(len(tiles), dtype=np.int64),
             splits=np.ones(len(tiles), dtype=np.int64),
@@ -58,6 +61,7 @@ class Tiles:
             step_kv=0 if step == keys else step,
             p_in="shared" if self.p_shared[index] else "registers",
             registers=int(self.registers[index]),
+            sharers=FOUR if self.frees[index] else 0,
         )
 
     def take(self, where: npt.NDArray[Any]) -> Tiles:
@@ -82,9 +86,9 @@ class Tiles:
         return self.warps * WARP
 
     @property
-    def sharing(self) -> Ints:
-        """Warps of a backward pass that share keys: two where P goes through shared memory."""
-        return np.where(self.p_shared, 2, 1)
+    def frees(self) -> Bools:
+        """Whether a slot of Q and dO is given back within the step."""
+        return np.asarray(self.sharing == FOUR)
 
     @property
     def bwd_keys(self) -> Ints:
@@ -97,6 +101,13 @@ class Tiles:
         """Queries that a warp of a backward pass scores at once."""
         step: Ints = np.minimum(QUERY_STEP, self.block_q // self.sharing)
         return step
+
+    @property
+    def query_part(self) -> Ints:
+        """Queries whose dP it makes at once: of 32 keys half a step, or 16 where four warps share
+        them."""
+        part = self.query_step * MMA_ROWS // np.maximum(self.bwd_keys, 1)
+        return np.where(self.frees, MMA_ROWS, np.maximum(part, 1))
 
     def rows_apart(self, algo: str, dtype: str) -> Ints:
         """Rows that skip forward what none of them sees: a warp's of V2 in 16 bits, a warpgroup's

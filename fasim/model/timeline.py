@@ -43,6 +43,9 @@ HIDDEN = 0.1
 # FlashAttention-2's published rates; the clocks were fitted to eight problems on an H200, and the
 # A100 stays within 12 %.
 V2_BACKWARD_SHOWS, V2_BACKWARD_SYNC = 0.5, 1500.0
+# Where a slot of Q and dO is given back within a step: clocks of the second barrier. Fitted to four
+# problems at head_dim 256 on an H200.
+V2_BACKWARD_FREES = 450.0
 # Taking turns: trips to the L2 a step, that of an acquire and those of a fence and a release.
 TURN_TRIPS = 3
 # Barriers, pipeline ramps and row reductions of one step of one block.
@@ -190,6 +193,7 @@ class _Flash:
             rest = V2_BACKWARD_SHOWS * (s.serial - s.longest_on_chip)
             rest /= self._warps_a_scheduler(resident)
             meeting = V2_BACKWARD_SYNC * np.maximum(1.0, self.tiles.block_kv / 128)
+            meeting = meeting + V2_BACKWARD_FREES * self.tiles.frees
             waits = (meeting + self._turn_clocks() + self._exposed()) / independent
             return np.maximum(s.longest_on_chip + rest + waits, s.l2)
         if self.pass_ == "bwd":

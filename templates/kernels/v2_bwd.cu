@@ -3,6 +3,7 @@
 //% set second_pass = kernel.dq == "second_pass"
 //% set ordered = kernel.dq == "ordered"
 //% set shares_ds = not second_pass or tile.p_in == "shared"
+//% set finishes = shares_ds and not (second_pass and tile.frees)
 //% set windowed = kernel.mask == "window"
 //% set turn = "turn(t)" if windowed else "turn"
 //% set block = "block" if ordered else "blockIdx.x"
@@ -32,6 +33,12 @@
 // shared memory, for dQ, a step later: one barrier a step is enough.
 //% endif
 //% endif
+//% if tile.frees
+//
+// Here, instead, four warps share keys. Each has a quarter of the columns of dK and dV and of the
+// queries of a tile, and P and dS pass through shared memory. dV and dK of a tile come first in the
+// next step, a second barrier gives its slot back, and dQ is made while the slot fills.
+//% endif
 //
 //   paper   here                    paper   here
 //   B_r     kBlockQ                 T_r     q_tiles
@@ -48,7 +55,7 @@
 constexpr int kSlotElements = kBlockQ * (kD + kDV);  // Q and dO of one tile
 constexpr int kWeightElements = kBlockQ * kBlockKV;  // dS or P of one tile
 //% if shares_ds
-constexpr int kWeightTiles = $(2 if tile.p_in == "registers" else 4);  // $("two of dS" if tile.p_in == "registers" else "two of dS, two of P")
+constexpr int kWeightTiles = $(weight_tiles(tile.sharing));  // two of dS$("" if tile.p_in == "registers" else ", one of P" if tile.frees else ", two of P")
 //% else
 constexpr int kWeightTiles = 0;  // P and dS stay in registers
 //% endif
@@ -236,7 +243,7 @@ $(parameters(kernel))) {
   const auto ds_tile = [&](int t) { return weight_tiles + t % 2 * kWeightElements; };
 //% endif
 //% if tile.p_in == "shared"
-  const auto p_tile = [&](int t) { return weight_tiles + (2 + t % 2) * kWeightElements; };
+  const auto p_tile = [&](int t) { return weight_tiles + $("2" if tile.frees else "(2 + t % 2)") * kWeightElements; };
 //% endif
   const auto lse_slot = [&](int t) { return statistics + t % kSlots * 2 * kBlockQ; };
   const auto delta_slot = [&](int t) { return lse_slot(t) + kBlockQ; };
@@ -295,13 +302,19 @@ $(parameters(kernel))) {
   zero(dk_acc);
   zero(dv_acc);
   const int warp_key = first_key + warp_keys();
-//% if shares_ds
+//% if tile.p_in == "shared"
+  const auto add_dv_dk = [&](int t) {
+    if (t < 0) return;
+    accumulate_tile<kDV>(dv_acc, p_tile(t), do_slot(t));
+    accumulate_tile<kD>(dk_acc, ds_tile(t), q_slot(t));
+  };
+//% endif
+//% if finishes
   // What is left to do of tile t when all warps have left their part.
   const auto finish_tile = [&](int t) {
     if (t < 0) return;
-//% if tile.p_in == "shared"
-    accumulate_tile<kDV>(dv_acc, p_tile(t), do_slot(t));
-    accumulate_tile<kD>(dk_acc, ds_tile(t), q_slot(t));
+//% if tile.p_in == "shared" and not tile.frees
+    add_dv_dk(t);
 //% endif
 //% if not second_pass
     add_dq(t);
@@ -319,12 +332,16 @@ $(parameters(kernel))) {
     await_turn(t - 1);
 //% endif
     __syncthreads();
+//% if tile.frees
+    add_dv_dk(t - 1);
+    __syncthreads();  // the slot of tile t - 1 is free, and P's place
+//% endif
     load(t + 1);
 //% if ordered
     finish_turn(t - 2);
     in_turn = is_turn(counter(t), $(turn));
 //% endif
-//% if shares_ds
+//% if finishes
     finish_tile(t - 1);
 //% endif
     const int query = query_at(t);
@@ -388,7 +405,10 @@ $(parameters(kernel))) {
 //% if ordered
   finish_turn(steps - 2);
 //% endif
-//% if shares_ds
+//% if tile.frees
+  add_dv_dk(steps - 1);
+//% endif
+//% if finishes
   finish_tile(steps - 1);
 //% endif
   __syncthreads();  // the tiles of K and V are free for dK and dV

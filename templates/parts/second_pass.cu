@@ -86,8 +86,12 @@ $(parameters(kernel))) {
     // Tile t has arrived, and every warp has made S of tile t - 1$(" and left its dS" if tile.p_in == "shared" else "").
     ptx::cp_async_wait_group<0>();
     __syncthreads();
+//% if tile.frees
+    finish_tile(t - 1);
+    __syncthreads();  // the slot of tile t - 1 is free
+//% endif
     load(t + 1);
-//% if tile.p_in == "shared"
+//% if tile.p_in == "shared" and not tile.frees
     finish_tile(t - 1);
 //% endif
     const int key = key_at(t);

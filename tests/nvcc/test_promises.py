@@ -13,7 +13,7 @@ import pytest
 from fasim import gpu, legality, planner
 from fasim.compile import Binary, check_promises, compile_kernel
 from fasim.errors import CheckFailed
-from fasim.plan import FORMS, Plan
+from fasim.plan import FORMS, Plan, Tile
 from fasim.problem import Problem
 from fasim.render import render
 
@@ -231,4 +231,33 @@ def test_accepted_backward_plans_compile_as_promised(options: bool) -> None:
     plans = sample(count, SEED, *BACKWARD, pass_="bwd", options=options)
     with ThreadPoolExecutor(2) as pool:
         built = list(pool.map(build, plans))
+    assert not list(filter(None, map(broken_promise, built)))
+
+
+FOUR = Tile(block_q=64, block_kv=64, warps=8, stages=2, p_in="shared", sharers=4)
+OF_FOUR: tuple[tuple[str, str, dict[str, Any]], ...] = (
+    ("h200", "", {"head_dim": 256, "window": (63, 64), "softcap": 50.0, "bias": "dense_fp32"}),
+    ("h200", "ordered", {"head_dim": 256, "softcap": 50.0, "bias": "alibi", "varlen": True}),
+    ("h200", "second_pass", {"head_dim": 224, "causal": True}),
+    ("b200", "", {"head_dim": 192, "window": (63, 64), "softcap": 50.0}),
+    ("a100-80gb", "", {"head_dim": 160}),
+    ("a100-80gb", "ordered", {"head_dim": 176, "window": (63, 64), "softcap": 50.0}),
+)
+
+
+@pytest.mark.nvcc
+@pytest.mark.slow
+def test_plans_whose_keys_four_warps_share_compile_as_promised() -> None:
+    plans = [
+        planner.plan(
+            Problem(dtype="bf16", pass_="bwd", deterministic=bool(form), **options),
+            *(gpu.load(name), "v2"),
+            tile=FOUR,
+            form=form,
+        ).plan
+        for name, form, options in OF_FOUR
+    ]
+    with ThreadPoolExecutor(2) as pool:
+        built = list(pool.map(build, filter(None, plans)))
+    assert len(built) == len(OF_FOUR)
     assert not list(filter(None, map(broken_promise, built)))

@@ -25,6 +25,7 @@ SEEDS = range(6)  # each draws the inputs and the schedule
 
 TILE = Tile(block_q=32, block_kv=32, warps=2, stages=2)
 SHARED = Tile(block_q=64, block_kv=32, warps=2, stages=3, p_in="shared")
+FOUR = Tile(block_q=64, block_kv=32, warps=4, stages=2, p_in="shared", sharers=4)
 FP32 = Tile(block_q=16, block_kv=32, warps=4, stages=3, p_in="shared")
 BF16: dict[str, Any] = {"head_dim": 32, "dtype": "bf16", "pass_": "bwd"}
 V1_TILE = replace(TILE, stages=1)
@@ -34,6 +35,7 @@ PLANS: dict[str, tuple[str, Tile, Problem]] = {
     "bf16 causal": ("h200", TILE, Problem(head_dim=32, dtype="bf16", causal=True, pass_="bwd")),
     "fp16 full": ("a100-80gb", TILE, Problem(head_dim=40, head_dim_v=24, pass_="bwd")),
     "P in shared": ("h200", SHARED, Problem(head_dim=64, head_dim_v=32, dtype="bf16", pass_="bwd")),
+    "four share": ("h200", FOUR, Problem(head_dim=64, head_dim_v=48, dtype="bf16", pass_="bwd")),
     "window": ("h200", TILE, Problem(**BF16, window=(20, 5))),
     "softcap": ("a100-80gb", TILE, Problem(**BF16, softcap=1.0)),
     "alibi": ("h200", TILE, Problem(**BF16, bias="alibi")),
@@ -43,6 +45,8 @@ PLANS: dict[str, tuple[str, Tile, Problem]] = {
     "ordered": ("h200", TILE, REPEATS),
     "second_pass": ("h200", TILE, REPEATS),
     "second_pass, P in shared": ("h200", SHARED, REPEATS.with_(head_dim=64, head_dim_v=32)),
+    "second_pass, four share": ("h200", FOUR, REPEATS.with_(head_dim=64)),
+    "ordered, four share": ("h200", FOUR, REPEATS.with_(head_dim=64)),
     "ordered, window": ("h200", TILE, REPEATS.with_(causal=False, window=(20, 5))),
     "ordered, varlen": ("h200", TILE, REPEATS.with_(varlen=True)),
     "second_pass, window": (
@@ -59,6 +63,7 @@ USUAL = Case(heads=2, kv_heads=1, seq=40, seq_kv=50)
 MORE_QUERIES = replace(USUAL, seq=60, seq_kv=40)
 LONG = replace(USUAL, heads=1, seq=100, seq_kv=64)
 LONG_SHARED = replace(LONG, seq=200)
+LONG_ROWS = replace(LONG, seq=64, seq_kv=200)
 WINDOW = replace(USUAL, seq=150, seq_kv=130, left=20, right=5)
 CAPPED = replace(USUAL, softcap=1.0)
 MASKED = replace(USUAL, bias="mask")
@@ -123,6 +128,9 @@ ARRIVED = """    ptx::cp_async_wait_group<0>();
     load(t + 1);
 """
 NEXT = "    __syncthreads();\n    load(t + 1);\n"
+MAKES = "    add_dv_dk(t - 1);\n"
+FREED = "    __syncthreads();  // the slot of tile t - 1 is free, and P's place\n"
+FREES = MAKES + FREED
 Q_ARRIVED = (
     "  __syncthreads();"
     "  // Q has arrived, even where there was no step, and its tile is free for dQ\n"
@@ -315,6 +323,33 @@ BUGS = (
         "rows leave before the other warp's columns are there", "P in shared",
         "  if constexpr (kSplit > 1) {\n    __syncthreads();",
         "  if constexpr (kSplit > 1) {\n    ", "race",
+    ),
+    Bug(
+        "the slot is filled before every warp has read it", "four share",
+        FREED, "", "race", LONG_SHARED,
+    ),
+    Bug(
+        "the slot is filled before dV and dK are made", "four share",
+        FREES + "    load(t + 1);\n", "    __syncthreads();\n    load(t + 1);\n" + MAKES,
+        ("race", "copy in flight"), LONG_SHARED,
+    ),
+    Bug(
+        "dV and dK of the last tile are forgotten", "four share",
+        "  add_dv_dk(steps - 1);\n", "", MATCHES,
+    ),
+    Bug(
+        "two warps to a quarter of the columns", "four share",
+        "(i / 2 * kSplit + warp_part()) * 16", "(i / 2 * kSplit + warp_part() / 2) * 16",
+        ("race", MATCHES), LONG_SHARED,
+    ),
+    Bug(
+        "one tile of dS for two", "four share",
+        "return weight_tiles + t % 2 * kWeightElements;", "return weight_tiles;",
+        "race", LONG_SHARED,
+    ),
+    Bug(
+        "the slot is filled before every warp has read it", "second_pass, four share",
+        "    __syncthreads();  // the slot of tile t - 1 is free\n", "", "race", LONG_ROWS,
     ),
     Bug(
         "one query too few sees a key", "window",

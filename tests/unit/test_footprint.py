@@ -121,6 +121,13 @@ def test_v2_backward_shared_memory_by_hand(d, dv, m, n, expected):
     assert footprint.smem_bytes(problem, "v2", "bwd", tiles)[0] == expected
 
 
+def test_shared_memory_where_four_warps_share_keys():
+    """K and V, two tiles of Q and dO, two of dS and one of P, L and D of two tiles."""
+    tiles = one(block_q=64, block_kv=64, stages=2, warps=8, p_in="shared", sharers=4)
+    used = footprint.smem_bytes(Problem(head_dim=256), "v2", "bwd", tiles)[0]
+    assert used == (3 * 64 * 512 + 3 * 64 * 64) * 2 + 2 * 64 * 8
+
+
 @pytest.mark.parametrize(
     ("d", "dv", "dtype", "tile", "accumulators"),
     [
@@ -132,6 +139,10 @@ def test_v2_backward_shared_memory_by_hand(d, dv, m, n, expected):
         # two warps to 16 keys, 16 queries each
         (256, 256, "bf16", {"block_q": 32, "block_kv": 64, "warps": 8, "p_in": "shared"},
          16 * 256 + 32 * 16),
+        # four warps to 32 keys, a quarter of the columns and 16 queries each
+        (256, 256, "bf16",
+         {"block_q": 64, "block_kv": 64, "warps": 8, "p_in": "shared", "sharers": 4},
+         32 * 128 + 32 * (16 + 16)),
         # 11 and 3 blocks of 16 columns: 6 and 2 for the first warp
         (176, 48, "fp32", {"block_q": 16, "block_kv": 32, "warps": 4, "p_in": "shared"},
          16 * 16 * 8 + 32 * 8),

@@ -185,6 +185,12 @@ _ORDERED = {"deterministic": True, "dq": "ordered"}
         ({}, {"block_kv": 96}, "block_kv 96 is not whole 16-key steps for each of 4 warps"),
         ({}, {"stages": 1}, "1 stages, but a backward pass with P in registers has 2"),
         ({}, {"step_kv": 64}, "step_kv 64, but a backward pass scores all keys at once"),
+        ({}, {"sharers": 3}, "sharers is 3, not 0 or 4"),
+        ({}, {"sharers": 4}, "four warps share keys, but P stays in registers"),
+        (_FP32, {"sharers": 4, "p_in": "shared"}, "only V2's backward pass in 16 bits has four"),
+        ({"algo": "v1"}, {"sharers": 4, "p_in": "shared"}, "only V2's backward pass in 16 bits"),
+        ({}, {"sharers": 4, "p_in": "shared", "stages": 3}, "3 stages, but a backward pass"),
+        ({}, {"sharers": 4, "p_in": "shared", "block_q": 32}, "not whole steps of 64 queries"),
     ],
 )
 def test_a_backward_plan_that_no_template_makes_is_refused(
@@ -198,8 +204,24 @@ def test_a_backward_plan_that_no_template_makes_is_refused(
     assert why in caught.value.why
 
 
+def of_four() -> Plan:
+    tile = dataclasses.replace(BACKWARD.kernel.tile, p_in="shared", sharers=4)
+    return dataclasses.replace(BACKWARD, kernel=dataclasses.replace(BACKWARD.kernel, tile=tile))
+
+
 def test_a_backward_plan_survives_json() -> None:
-    assert Plan.from_json(json.loads(json.dumps(BACKWARD.to_json()))) == BACKWARD
+    for plan in (BACKWARD, of_four()):
+        assert Plan.from_json(json.loads(json.dumps(plan.to_json()))) == plan
+
+
+def test_how_many_warps_share_keys_is_said_where_four_do() -> None:
+    """Plans from before they could know no such field, and their kernels keep their names."""
+    four, two = of_four(), dataclasses.replace(BACKWARD.kernel.tile, p_in="shared")
+    of_two = dataclasses.replace(BACKWARD.kernel, tile=two)
+    assert four.to_json()["kernel"]["tile"]["sharers"] == 4
+    assert "sharers" not in BACKWARD.to_json()["kernel"]["tile"]
+    assert four.kernel.stem != of_two.stem
+    assert (four.kernel.tile.sharing, two.sharing, BACKWARD.kernel.tile.sharing) == (4, 2, 1)
 
 
 @pytest.mark.parametrize(

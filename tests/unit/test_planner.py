@@ -381,6 +381,56 @@ def test_backward_kernels_reach_every_head_dim(gpu, head_dim, dtype):
     assert entry.smem_bytes <= gpus.load(gpu).smem_per_block
 
 
+@pytest.mark.parametrize("options", [{}, {"causal": True}, {"deterministic": True}], ids=str)
+@pytest.mark.parametrize("head_dim", [192, 224, 256])
+def test_four_warps_share_keys_where_rows_are_long(head_dim, options):
+    problem = Problem(heads=8, head_dim=head_dim, dtype="bf16", pass_="bwd", **options)
+    entry = planner.plan(problem, gpus.load("h200"), "v2")
+    assert str(entry.tile) == "64x64"
+    assert (entry.tile.warps, entry.tile.sharing, entry.tile.stages) == (8, 4, 2)
+
+
+@pytest.mark.parametrize(
+    ("gpu", "options"),
+    [
+        ("h200", {"head_dim": 128, "dtype": "bf16"}),
+        ("h200", {"head_dim": 256, "dtype": "fp32"}),
+        ("a100-80gb", {"head_dim": 256, "dtype": "bf16"}),
+    ],
+)
+def test_one_or_two_warps_share_keys_elsewhere(gpu, options):
+    """Rows are short, are fp32, or two slots of 64 queries do not fit."""
+    entry = planner.plan(Problem(**options, pass_="bwd"), gpus.load(gpu), "v2")
+    assert entry.tile.sharing < 4
+
+
+@pytest.mark.parametrize(
+    ("algo", "dtype", "tile", "expected"),
+    [
+        ("v2", "fp16", {}, ""),
+        ("v2", "fp32", {}, "4 warps share keys"),
+        ("v1", "fp16", {"stages": 1}, "4 warps share keys"),
+        ("v2", "fp16", {"p_in": "registers"}, "4 warps share keys"),
+        ("v2", "fp16", {"sharers": 3}, "3 warps share keys"),
+        ("v2", "fp16", {"stages": 3}, "3 stages, but a backward pass holds 2 tiles of Q"),
+        ("v2", "fp16", {"block_q": 32}, "block_q 32 is no multiple of 16 and of 64"),
+    ],
+)
+def test_what_four_warps_do_not_share_is_named(algo, dtype, tile, expected):
+    four = {"block_q": 64, "block_kv": 64, "warps": 8, "stages": 2, "p_in": "shared"}
+    mine = Tile(**{**four, "sharers": 4, **tile})
+    said = verdict(Problem(head_dim=32, dtype=dtype), "h200", algo, mine, "bwd")
+    assert said.startswith(expected)
+    assert bool(said) == bool(expected)
+
+
+def test_a_tile_to_judge_may_have_four_warps_to_its_keys():
+    problem = Problem(head_dim=256, dtype="bf16", pass_="bwd")
+    entry = planner.plan(problem, gpus.load("h200"), "v2", tile=(64, 64))
+    assert entry.tile.frees
+    assert planner.describe(entry.tile).endswith("P in shared, 4 warps share keys")
+
+
 @pytest.mark.parametrize("dtype", ["fp32", "fp16"])
 @pytest.mark.parametrize("algo", ["v1", "v2"])
 def test_turing_has_forward_kernels(algo, dtype):

@@ -36,14 +36,21 @@ PLANS = [
 
 
 def backward(
-    dtype: str, arch: str, p_in: str = "registers", algo: str = "v2", dq: str = "atomic"
+    dtype: str,
+    arch: str,
+    p_in: str = "registers",
+    algo: str = "v2",
+    dq: str = "atomic",
+    sharers: int = 0,
 ) -> Plan:
     problem = Problem(dtype=dtype, head_dim=128, head_dim_v=64, causal=True, pass_="bwd")
     split = 2 if p_in == "shared" else 1
     slots, weights = (1, split) if algo == "v1" else (1 + split, 2 * split)
     if dq == "second_pass" and split == 1:
         weights = 0
-    tile = Tile(block_q=64, block_kv=64, stages=slots, p_in=p_in)
+    if sharers:
+        slots, weights = 2, 3
+    tile = Tile(block_q=64, block_kv=64, stages=slots, p_in=p_in, sharers=sharers)
     spec = KernelSpec(
         algo=algo, pass_="bwd", arch=arch, dtype=dtype, out_dtype=dtype, head_dim=128,
         head_dim_v=64, mask="causal", tile=tile, deterministic=dq != "atomic", dq=dq,
@@ -73,6 +80,8 @@ PLANS += [
     backward("bf16", "sm_90", dq="ordered"),
     backward("fp16", "sm_80", dq="second_pass"),
     backward("bf16", "sm_90", "shared", dq="second_pass"),
+    backward("bf16", "sm_90", "shared", sharers=4),
+    backward("fp16", "sm_80", "shared", dq="second_pass", sharers=4),
     backward("bf16", "sm_80", algo="v1"),
     backward("fp16", "sm_90", "shared", algo="v1"),
 ]

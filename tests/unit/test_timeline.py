@@ -97,6 +97,19 @@ def test_training_rate_is_fa2s_on_an_a100(head_dim, causal, measured):
     assert flops / entry.time.seconds / 1e12 == pytest.approx(measured, rel=0.12)
 
 
+@pytest.mark.parametrize(
+    ("seq", "causal", "measured"),
+    [(1024, False, 221), (4096, False, 252), (4096, True, 234), (16384, False, 261)],
+)
+def test_the_backward_pass_of_long_rows_on_an_h200(seq, causal, measured):
+    """head_dim 256, where four warps share keys: what V2_BACKWARD_FREES was fitted to."""
+    problem = fa2_benchmark(256, seq, causal=causal, dtype="bf16", pass_="bwd")
+    entry = planner.plan(problem, gpus.load("h200"), "v2")
+    flops = 10 * 16384 * seq * 2048 / (2 if causal else 1)
+    assert entry.tile.frees
+    assert flops / entry.time.seconds / 1e12 == pytest.approx(measured, rel=0.015)
+
+
 # ---- waves ---------------------------------------------------------------------------------------
 
 

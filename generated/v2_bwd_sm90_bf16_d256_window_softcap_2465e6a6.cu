@@ -1,11 +1,11 @@
-// v2_bwd_sm90_bf16_d256_window_softcap_86df0503
+// v2_bwd_sm90_bf16_d256_window_softcap_2465e6a6
 //
-// regenerate  fasim gen v2_bwd_sm90_bf16_d256_window_softcap_86df0503.cu
-// compile     nvcc -std=c++17 -arch=sm_90 -cubin v2_bwd_sm90_bf16_d256_window_softcap_86df0503.cu
-// run alone   nvcc -std=c++17 -arch=sm_90 -DFASIM_MAIN v2_bwd_sm90_bf16_d256_window_softcap_86df0503.cu && ./a.out
-// launch      v2_bwd_sm90_bf16_d256_window_softcap_86df0503_prepare<<<4096, 256, 0>>>, as planned
-// launch      v2_bwd_sm90_bf16_d256_window_softcap_86df0503<<<1024, 256, 180992>>>, as planned
-// launch      v2_bwd_sm90_bf16_d256_window_softcap_86df0503_finish<<<4096, 256, 0>>>, as planned
+// regenerate  fasim gen v2_bwd_sm90_bf16_d256_window_softcap_2465e6a6.cu
+// compile     nvcc -std=c++17 -arch=sm_90 -cubin v2_bwd_sm90_bf16_d256_window_softcap_2465e6a6.cu
+// run alone   nvcc -std=c++17 -arch=sm_90 -DFASIM_MAIN v2_bwd_sm90_bf16_d256_window_softcap_2465e6a6.cu && ./a.out
+// launch      v2_bwd_sm90_bf16_d256_window_softcap_2465e6a6_prepare<<<2048, 256, 0>>>, as planned
+// launch      v2_bwd_sm90_bf16_d256_window_softcap_2465e6a6<<<1024, 256, 222208>>>, as planned
+// launch      v2_bwd_sm90_bf16_d256_window_softcap_2465e6a6_finish<<<2048, 256, 0>>>, as planned
 //
 // arguments
 //   ptr    q           device memory
@@ -37,19 +37,15 @@
 // shared memory
 //   from      0   32768 bytes  K, and dK at the end
 //   from  32768   32768 bytes  V, and dV at the end
-//   from  65536   16384 bytes  Q, slot 0
-//   from  81920   16384 bytes  dO, slot 0
-//   from  98304   16384 bytes  Q, slot 1
-//   from 114688   16384 bytes  dO, slot 1
-//   from 131072   16384 bytes  Q, slot 2
-//   from 147456   16384 bytes  dO, slot 2
-//   from 163840    4096 bytes  dS, slot 0
-//   from 167936    4096 bytes  dS, slot 1
-//   from 172032    4096 bytes  P, slot 0
-//   from 176128    4096 bytes  P, slot 1
-//   from 180224     256 bytes  L and D, slot 0
-//   from 180480     256 bytes  L and D, slot 1
-//   from 180736     256 bytes  L and D, slot 2
+//   from  65536   32768 bytes  Q, slot 0
+//   from  98304   32768 bytes  dO, slot 0
+//   from 131072   32768 bytes  Q, slot 1
+//   from 163840   32768 bytes  dO, slot 1
+//   from 196608    8192 bytes  dS, slot 0
+//   from 204800    8192 bytes  dS, slot 1
+//   from 212992    8192 bytes  P, slot 0
+//   from 221184     512 bytes  L and D, slot 0
+//   from 221696     512 bytes  L and D, slot 1
 //
 // templates, with the first 8 digits of their sha256
 //   e4e804e3  device/add_query_gradient.cuh
@@ -67,8 +63,8 @@
 //   6364541a  device/tile.cuh
 //   c2706fe3  device/types.cuh
 //   8792d681  device/words.cuh
-//   534c3344  kernels/v2_bwd.cu
-//   8644c7ee  parts/constants_bwd.cuh
+//   1d35685f  kernels/v2_bwd.cu
+//   c3ce054e  parts/constants_bwd.cuh
 //   5a818b86  parts/main_arrays.cuh
 //   b86622cb  parts/main_bwd.cu
 //   25b3c27d  parts/main_options.cuh
@@ -86,13 +82,14 @@
 // {"gpu": {"arch": "sm_90", "name": "h200-sxm5-141gb"}, "kernel": {"algo": "v2", "arch": "sm_90",
 // "bias": "none", "deterministic": false, "dtype": "bf16", "head_dim": 256, "head_dim_v": 256,
 // "mask": "window", "out_dtype": "bf16", "pack_gqa": false, "pass": "bwd", "scales": "none",
-// "softcap": true, "splits": false, "tile": {"block_kv": 64, "block_q": 32, "p_in": "shared",
-// "registers": 255, "stages": 3, "step_kv": 0, "warps": 8}, "varlen": false}, "problem": {"batch":
-// 1, "bias": "none", "causal": false, "deterministic": false, "dtype": "bf16", "head_dim": 256,
-// "head_dim_v": 256, "heads": 16, "incoherent": false, "kv_heads": 8, "out_dtype": "bf16", "pass":
-// "bwd", "scale": 0.0625, "scales": "tensor", "seq": 8192, "seq_kv": 8192, "softcap": 50.0,
-// "varlen": false, "window": [4095, 0]}, "schema": "fasim.plan/1", "smem_bytes": 180992}
-// ---- the rest of the file has sha256 89616e594e0cbc4df8fac4ca99a63f967d5cc6ca46afafe824e5f138dfafe8e3
+// "softcap": true, "splits": false, "tile": {"block_kv": 64, "block_q": 64, "p_in": "shared",
+// "registers": 255, "sharers": 4, "stages": 2, "step_kv": 0, "warps": 8}, "varlen": false},
+// "problem": {"batch": 1, "bias": "none", "causal": false, "deterministic": false, "dtype": "bf16",
+// "head_dim": 256, "head_dim_v": 256, "heads": 16, "incoherent": false, "kv_heads": 8, "out_dtype":
+// "bf16", "pass": "bwd", "scale": 0.0625, "scales": "tensor", "seq": 8192, "seq_kv": 8192,
+// "softcap": 50.0, "varlen": false, "window": [4095, 0]}, "schema": "fasim.plan/1", "smem_bytes":
+// 222208}
+// ---- the rest of the file has sha256 baab396b2384ada621ef8b699c3766774508b81486f4e70ef099f06858391edd
 // FlashAttention-2, backward (Dao 2023, algorithm 2).
 //
 // Three kernels, launched one after the other with the same arguments:
@@ -105,6 +102,10 @@
 // dK and dV are sums in a fixed order. dQ is summed by atomic additions in any order. S and P stand
 // on their side, keys by queries, so that they feed dV and dK from registers; only dS passes through
 // shared memory, for dQ, a step later: one barrier a step is enough.
+//
+// Here, instead, four warps share keys. Each has a quarter of the columns of dK and dV and of the
+// queries of a tile, and P and dS pass through shared memory. dV and dK of a tile come first in the
+// next step, a second barrier gives its slot back, and dQ is made while the slot fills.
 //
 //   paper   here                    paper   here
 //   B_r     kBlockQ                 T_r     q_tiles
@@ -131,18 +132,18 @@ constexpr int kHeadDim = 256;  // d, of Q and K
 constexpr int kHeadDimV = 256;  // of V and O
 constexpr int kD = 256;  // as stored: whole 16-wide matrix steps, the rest zero
 constexpr int kDV = 256;
-constexpr int kBlockQ = 32;  // B_r: queries of one tile
+constexpr int kBlockQ = 64;  // B_r: queries of one tile
 constexpr int kBlockKV = 64;  // B_c: keys of one tile
 constexpr int kWarps = 8;
 constexpr int kThreads = 32 * kWarps;
-constexpr int kSplit = 2;  // warps that share keys, each with its columns of dK and dV
+constexpr int kSplit = 4;  // warps that share keys, each with its columns of dK and dV
 constexpr int kWarpKeys = kBlockKV / kWarps * kSplit;
-constexpr int kSlots = 3;  // tiles of Q and dO in shared memory
+constexpr int kSlots = 2;  // tiles of Q and dO in shared memory
 constexpr int kRowTiles = kWarpKeys / 16;
 constexpr int kStepQ = 16;  // queries whose scores fit the registers beside dK and dV …
-constexpr int kPartQ = kStepQ / kRowTiles;  // … and whose dP fits beside those
+constexpr int kPartQ = 16;  // … and whose dP fits beside those
 constexpr int kRegisters = 255;  // of a thread: so many that as many blocks fit an SM as planned
-constexpr int kSmemBytes = 180992;
+constexpr int kSmemBytes = 222208;
 constexpr int kChunkElements = 16 / int(sizeof(Element));  // of the 16-byte unit of copies
 constexpr float kLog2e = 1.442695041f;
 
@@ -162,7 +163,7 @@ __device__ __forceinline__ int warp_column(int i) {
 
 constexpr int kSlotElements = kBlockQ * (kD + kDV);  // Q and dO of one tile
 constexpr int kWeightElements = kBlockQ * kBlockKV;  // dS or P of one tile
-constexpr int kWeightTiles = 4;  // two of dS, two of P
+constexpr int kWeightTiles = 3;  // two of dS, one of P
 constexpr int kSharedElements =
     kBlockKV * (kD + kDV) + kSlots * kSlotElements + kWeightTiles * kWeightElements;
 
@@ -861,7 +862,7 @@ __device__ __forceinline__ void store_two(Element* row, int column, float x, flo
 // ---- Kernels ------------------------------------------------------------------------------------
 // clang-format off
 extern "C" __global__ void
-v2_bwd_sm90_bf16_d256_window_softcap_86df0503_prepare(
+v2_bwd_sm90_bf16_d256_window_softcap_2465e6a6_prepare(
     const Element* __restrict__ q, const Element* __restrict__ k, const Element* __restrict__ v,
     const Element* __restrict__ o, const Element* __restrict__ dO, const float* __restrict__ lse,
     float* __restrict__ delta, float* __restrict__ dq_acc, Element* __restrict__ dq,
@@ -893,7 +894,7 @@ v2_bwd_sm90_bf16_d256_window_softcap_86df0503_prepare(
 
 // clang-format off
 extern "C" __global__ void __maxnreg__(kRegisters)
-v2_bwd_sm90_bf16_d256_window_softcap_86df0503(
+v2_bwd_sm90_bf16_d256_window_softcap_2465e6a6(
     const Element* __restrict__ q, const Element* __restrict__ k, const Element* __restrict__ v,
     const Element* __restrict__ o, const Element* __restrict__ dO, const float* __restrict__ lse,
     float* __restrict__ delta, float* __restrict__ dq_acc, Element* __restrict__ dq,
@@ -934,7 +935,7 @@ v2_bwd_sm90_bf16_d256_window_softcap_86df0503(
   const auto q_slot = [&](int t) { return slots + t % kSlots * kSlotElements; };
   const auto do_slot = [&](int t) { return q_slot(t) + kBlockQ * kD; };
   const auto ds_tile = [&](int t) { return weight_tiles + t % 2 * kWeightElements; };
-  const auto p_tile = [&](int t) { return weight_tiles + (2 + t % 2) * kWeightElements; };
+  const auto p_tile = [&](int t) { return weight_tiles + 2 * kWeightElements; };
   const auto lse_slot = [&](int t) { return statistics + t % kSlots * 2 * kBlockQ; };
   const auto delta_slot = [&](int t) { return lse_slot(t) + kBlockQ; };
   const auto load = [&](int t) {
@@ -969,17 +970,22 @@ v2_bwd_sm90_bf16_d256_window_softcap_86df0503(
   zero(dk_acc);
   zero(dv_acc);
   const int warp_key = first_key + warp_keys();
-  // What is left to do of tile t when all warps have left their part.
-  const auto finish_tile = [&](int t) {
+  const auto add_dv_dk = [&](int t) {
     if (t < 0) return;
     accumulate_tile<kDV>(dv_acc, p_tile(t), do_slot(t));
     accumulate_tile<kD>(dk_acc, ds_tile(t), q_slot(t));
+  };
+  // What is left to do of tile t when all warps have left their part.
+  const auto finish_tile = [&](int t) {
+    if (t < 0) return;
     add_dq(t);
   };
   for (int t = 0; t < steps; ++t) {
     // Tile t has arrived, and every warp has made S of tile t - 1 and left its P and dS.
     ptx::cp_async_wait_group<0>();
     __syncthreads();
+    add_dv_dk(t - 1);
+    __syncthreads();  // the slot of tile t - 1 is free, and P's place
     load(t + 1);
     finish_tile(t - 1);
     const int query = query_at(t);
@@ -1011,6 +1017,7 @@ v2_bwd_sm90_bf16_d256_window_softcap_86df0503(
 
   ptx::cp_async_wait_group<0>();
   __syncthreads();
+  add_dv_dk(steps - 1);
   finish_tile(steps - 1);
   __syncthreads();  // the tiles of K and V are free for dK and dV
   const i64 apart = 1;  // rows from a key of this head to the next
@@ -1021,7 +1028,7 @@ v2_bwd_sm90_bf16_d256_window_softcap_86df0503(
 
 // clang-format off
 extern "C" __global__ void
-v2_bwd_sm90_bf16_d256_window_softcap_86df0503_finish(
+v2_bwd_sm90_bf16_d256_window_softcap_2465e6a6_finish(
     const Element* __restrict__ q, const Element* __restrict__ k, const Element* __restrict__ v,
     const Element* __restrict__ o, const Element* __restrict__ dO, const float* __restrict__ lse,
     float* __restrict__ delta, float* __restrict__ dq_acc, Element* __restrict__ dq,
@@ -1118,9 +1125,9 @@ int main(int argc, char** argv) {
   Element* dq = device_array<Element>(rows * kHeadDim);
   Element* dk = device_array<Element>(keys * kHeadDim);
   Element* dv = device_array<Element>(keys * kHeadDimV);
-  const auto prepare = v2_bwd_sm90_bf16_d256_window_softcap_86df0503_prepare;
-  const auto kernel = v2_bwd_sm90_bf16_d256_window_softcap_86df0503;
-  const auto finish = v2_bwd_sm90_bf16_d256_window_softcap_86df0503_finish;
+  const auto prepare = v2_bwd_sm90_bf16_d256_window_softcap_2465e6a6_prepare;
+  const auto kernel = v2_bwd_sm90_bf16_d256_window_softcap_2465e6a6;
+  const auto finish = v2_bwd_sm90_bf16_d256_window_softcap_2465e6a6_finish;
   cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSmemBytes);
   const auto launch = [&](auto entry, int grid, int smem_bytes) {
     // clang-format off
