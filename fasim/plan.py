@@ -347,7 +347,7 @@ class KernelSpec:
         strided = STRIDED[self.pass_]
         if self.algo == "v3":
             copied = tuple(name for name in self.padded_tensors if name != "o")
-            given = ("q", "k", "v") if self.quantises else ("v",)
+            given = ("q", "k", "v") if self.quantises else (*copied, "v")
             strided = given if self.transposes else copied
         strided += ("bias",) if self.bias_dtype else ()
         strides = [(f"{name}_strides", "i64x3") for name in strided]
@@ -469,22 +469,22 @@ class Plan:
         main = Stage(entry=stem, grid=grid, block=threads, smem_bytes=self.smem_bytes)
         if self.kernel.splits:
             return main, Stage(entry=f"{stem}_combine", grid=heads * problem.seq, block=WARP)
-        if self.kernel.quantises:
-            return *self._quantise(problem), main
-        if self.kernel.transposes:
-            return self._transpose(problem), main
         if self.kernel.pass_ == "fwd":
             padding, cutting = self._padding(problem)
-            return *padding, main, *cutting
+            return *padding, *self._laying_out(problem), main, *cutting
         blocks = heads * self._q_blocks(problem)
         before = Stage(entry=f"{stem}_prepare", grid=blocks, block=threads)
         return before, main, *self._after_main(problem, blocks)
 
-    def _transpose(self, problem: Problem) -> Stage:
-        """The kernel that lays out V anew, a block for a slab of keys."""
+    def _laying_out(self, problem: Problem) -> tuple[Stage, ...]:
+        """The kernels that quantise, or the one that lays out V anew, a block a slab of keys."""
+        if self.kernel.quantises:
+            return self._quantise(problem)
+        if not self.kernel.transposes:
+            return ()
         heads, slabs, _, _ = transposed_shape(problem)
         grid = heads * slabs if problem.seq else 0
-        return Stage(entry=f"{self.kernel.stem}_transpose", grid=grid, block=TRANSPOSERS)
+        return (Stage(entry=f"{self.kernel.stem}_transpose", grid=grid, block=TRANSPOSERS),)
 
     def _padding(self, problem: Problem) -> list[tuple[Stage, ...]]:
         """The kernels that copy rows to, and those of O from, rows that TMA takes: a thread for
@@ -494,11 +494,20 @@ class Plan:
         shapes = tensor_shapes(problem)
         for word, tensors in (("pad", "qkv"), ("unpad", "o")):
             copied = [name for name in self.kernel.padded_tensors if name in tensors]
-            size = sum(2 * math.prod(padded_shape(shapes[name])) for name in copied)
+            wide = {name: self._padded(name, shapes) for name in copied}
+            size = sum(DTYPE_BYTES[self._type(n)] * math.prod(x) for n, x in wide.items())
             grid = -(-size // (PADDED_BYTES * PADDERS))
             stage = Stage(entry=f"{self.kernel.stem}_{word}", grid=grid, block=PADDERS)
             stages.append((stage,) if copied else ())
         return stages
+
+    def _type(self, name: str) -> str:
+        return self.kernel.out_dtype if name == "o" else self.kernel.dtype
+
+    def _padded(self, name: str, shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, ...]:
+        """The shape of a tensor in rows that TMA takes."""
+        *outer, width = shapes[name]
+        return (*outer, takable(width, self._type(name)))
 
     def _quantise(self, problem: Problem) -> tuple[Stage, ...]:
         """The kernels that make e4m3: one a block of rows, which finds the scale factors of heads
@@ -653,28 +662,28 @@ class Plan:
             parts = (*rows, splits)
             o_part = ((*parts, columns), "fp32")
             return {"o_part": o_part, "m_part": (parts, "fp32"), "l_part": (parts, "fp32")}
-        if self.kernel.transposes:
-            made = {"vt": (transposed_shape(problem), self.kernel.dtype)}
-            return {**self._quantised(problem, shapes), **made}
-        if names := self.kernel.padded_tensors:
-            wide = {f"{name}{PADDED}": padded_shape(shapes[name]) for name in names}
-            return {name: (shape, self.kernel.dtype) for name, shape in wide.items()}
         if self.kernel.algo != "v1":
-            return {}
+            names = self.kernel.padded_tensors
+            wide = {f"{n}{PADDED}": (self._padded(n, shapes), self._type(n)) for n in names}
+            return {**wide, **self._laid_out(problem, shapes)}
         return {"o_acc": ((*rows, columns), "fp32"), "m": (rows, "fp32"), "l": (rows, "fp32")}
 
-    def _quantised(self, problem: Problem, shapes: Mapping[str, tuple[int, ...]]) -> Arrays:
-        """Q and K in e4m3, scale factors, and where several blocks share those the largest
-        magnitude of each."""
-        if not self.kernel.quantises:
+    def _laid_out(self, problem: Problem, shapes: Mapping[str, tuple[int, ...]]) -> Arrays:
+        """V transposed; of what quantises also Q and K in e4m3, scale factors, and where several
+        blocks share those the largest magnitude of each."""
+        if not self.kernel.transposes:
             return {}
-        stored = {f"{name}8": (shapes[name], self.kernel.dtype) for name in ("q", "k")}
+        vt = {"vt": (transposed_shape(problem), self.kernel.dtype)}
+        if not self.kernel.quantises:
+            return vt
+        stored = {f"{n}8": (self._padded(n, shapes), self.kernel.dtype) for n in ("q", "k")}
         factors = {name: (shape, "fp32") for name, shape in scale_shapes(problem).items()}
         shared = self.kernel.scales != "block"
         return {
             **stored,
             **factors,
             **({"most": ((sum(row_blocks(problem)),), "fp32")} if shared else {}),
+            **vt,
         }
 
     def _dq_tiles(self, problem: Problem, tokens: tuple[int, int]) -> tuple[int, ...]:
@@ -817,8 +826,6 @@ def _nonsense_v3(kernel: KernelSpec) -> Iterator[str]:
         yield f"V3 is made for sm_90a, not {kernel.arch}"
     if kernel.out_dtype not in V3_DTYPES.get(kernel.dtype, ()):
         yield f"no template makes V3 from {kernel.dtype} to {kernel.out_dtype}"
-    if why := untakable(kernel.head_dim, kernel.head_dim_v, kernel.dtype):
-        yield why
     if kernel.transposes and (kernel.varlen or kernel.bias_dtype):
         yield "no template makes V3 in e4m3 with a dense bias or packed sequences"
     if kernel.transposes and kernel.tile.block_kv != SLAB_BYTES:
@@ -913,35 +920,29 @@ def matrix_granule(dtype: str) -> int:
     return 32 if dtype == "e4m3" else 16
 
 
-def untakable(head_dim: int, head_dim_v: int, dtype: str) -> str:
-    """Why V3 makes no kernel for rows that long; "" if it does. In 16 bits it pads them."""
-    rows = (n * DTYPE_BYTES[dtype] for n in (head_dim, head_dim_v) if dtype == "e4m3")
-    wrong = next((row for row in rows if row % TMA_BYTES), 0)
-    return f"TMA takes rows of whole {TMA_BYTES} bytes, not of {wrong}" if wrong else ""
-
-
 def padded_tensors(work: KernelSpec | Problem) -> tuple[str, ...]:
     """Tensors of a V3 forward whose contiguous rows TMA cannot take: they are copied to rows of
-    whole TMA_BYTES before, O back after. None in e4m3, where they are refused."""
-    d, dv, size = work.head_dim, work.head_dim_v, DTYPE_BYTES[work.dtype]
-    widths = {"q": d, "k": d, "v": dv, "o": dv} if work.dtype != "e4m3" else {}
-    return tuple(name for name, width in widths.items() if width * size % TMA_BYTES)
+    whole TMA_BYTES before, O back after. In e4m3 V is laid out anew anyhow, and where the kernel
+    quantises so are Q and K."""
+    d, dv, dtype = work.head_dim, work.head_dim_v, work.dtype
+    types = {"q": (d, dtype), "k": (d, dtype), "v": (dv, dtype), "o": (dv, work.out_dtype)}
+    made = ("q", "k", "v") if work.quantises else ("v",) if dtype == "e4m3" else ()
+    rows = {name: kind for name, kind in types.items() if name not in made}
+    return tuple(name for name, (n, kind) in rows.items() if takable(n, kind) != n)
 
 
-def takable(head_dim: int) -> int:
-    """head_dim rounded up to rows of 16 bits that TMA takes."""
-    return -(-head_dim // 8) * 8
+def takable(head_dim: int, dtype: str) -> int:
+    """head_dim rounded up to rows that TMA takes."""
+    count = TMA_BYTES // DTYPE_BYTES[dtype]
+    return -(-head_dim // count) * count
 
 
 def widened(problem: Problem) -> Problem:
-    """The problem as V3's main kernel sees it where rows are padded: of rows that TMA takes."""
-    d, dv = takable(problem.head_dim), takable(problem.head_dim_v)
+    """The problem as V3's main kernel sees it where rows are padded: Q and K, and O, have rows that
+    TMA takes."""
+    d = takable(problem.head_dim, problem.dtype)
+    dv = takable(problem.head_dim_v, problem.out_dtype)
     return replace(problem, head_dim=d, head_dim_v=dv)
-
-
-def padded_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """A tensor's, in such rows."""
-    return (*shape[:-1], takable(shape[-1]))
 
 
 def slabs(head_dim: int, dtype: str = "fp16") -> int:

@@ -31,7 +31,6 @@ from fasim.plan import (
     Plan,
     Tile,
     padded_tensors,
-    untakable,
 )
 from fasim.problem import Problem
 
@@ -103,9 +102,7 @@ def _v3(problem: Problem, pass_: str) -> str:
         f"{problem.out_dtype} output": problem.out_dtype == "fp32" != problem.dtype,
     }
     names = " and ".join(name for name, wanted in asked.items() if wanted)
-    if names:
-        return f"v3 with {names} is planned, not generated yet"
-    return untakable(problem.head_dim, problem.head_dim_v, problem.dtype)
+    return f"v3 with {names} is planned, not generated yet" if names else ""
 
 
 def _e4m3(problem: Problem, algo: str) -> str:

@@ -52,7 +52,7 @@
 //   556824ed  device/matmul_wgmma.cuh
 //   06eb1102  device/matrix_descriptor.cuh
 //   772adaad  device/mbarrier.cuh
-//   c14b7bd0  device/quantise_e4m3.cuh
+//   b5d346dc  device/quantise_e4m3.cuh
 //   cae23572  device/rescore_e4m3.cuh
 //   56ce5a2e  device/rows.cuh
 //   8060ae93  device/schedule.cuh
@@ -71,7 +71,7 @@
 //   e61ec6e9  parts/constants_v3.cuh
 //   5a818b86  parts/main_arrays.cuh
 //   25b3c27d  parts/main_options.cuh
-//   fb1f2088  parts/main_v3.cu
+//   6f7ce6cc  parts/main_v3.cu
 //   18bd1382  ptx/bar_sync.cuh
 //   f0e3942d  ptx/clock64.cuh
 //   bdcce3e8  ptx/cp_async_bulk_commit_group.cuh

@@ -22,10 +22,10 @@ from fasim.plan import (
     WARPGROUP,
     WARPGROUP_ROWS,
     Tile,
-    padded_tensors,
     transposed_shape,
     transposes,
     v3_layout,
+    widened,
 )
 from fasim.problem import Problem
 
@@ -55,7 +55,7 @@ def units(problem: Problem, variant: str, role: str = "") -> int:
 def events(problem: Problem, variant: str, tile: Tile, splits: int = 1) -> Iterator[Event]:
     """The events of one of ``units`` heads, forward. Raises UsageError for rows that V3 pads: those
     tensors come from a kernel before."""
-    if variant == "v3" and padded_tensors(problem):
+    if variant == "v3" and widened(problem) != problem:
         raise UsageError("V3 that pads rows has no events", why="launches of their own copy them")
     streams = {"v1": _v1, "v2": _v2, "v2_split": _v2_split, "v3": _v3}
     return streams[variant](_Head(problem, variant, tile), splits)

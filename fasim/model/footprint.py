@@ -544,7 +544,8 @@ def _quantised_workspace(problem: Problem) -> int:
     """Q and K in e4m3, scale factors, and the largest numbers of blocks that share one."""
     if not problem.quantises:
         return 0
-    t, factors = Tensors.of(problem), sum(map(math.prod, scale_shapes(problem).values()))
+    t = Tensors.of(widened(problem))
+    factors = sum(map(math.prod, scale_shapes(problem).values()))
     return t.q + t.k + 4 * (factors + sum(row_blocks(problem)) * (problem.scales != "block"))
 
 

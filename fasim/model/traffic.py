@@ -82,7 +82,7 @@ def issued(problem: Problem, algo: str, pass_: str, tiles: Tiles) -> Bytes:
     if transposes(algo, problem.dtype):
         moved = _with_transposed(problem, seen, tiles.block_kv, moved)
     if pads(problem, algo, pass_):
-        moved = _with_padded(problem, seen, tiles)
+        moved = _with_padded(problem, moved)
     reads = _option_reads if pass_ == "fwd" else _option_reads_bwd
     return Bytes.by_tensor(_sum(moved.reads, reads(problem, algo, tiles)), moved.writes)
 
@@ -196,6 +196,11 @@ def _v2_fwd(problem: Problem, seen: Visits, tiles: Tiles) -> Bytes:
     )
 
 
+def _v3_fwd(problem: Problem, seen: Visits, tiles: Tiles) -> Bytes:
+    """As V2, on rows that TMA takes."""
+    return _v2_fwd(widened(problem), seen, tiles)
+
+
 def _with_transposed(problem: Problem, seen: Visits, block_kv: Ints, moved: Bytes) -> Bytes:
     """V3 in e4m3: a kernel before lays out V anew, of which whole slabs of keys are read."""
     p, (_, slabs, rows, width) = problem, transposed_shape(problem)
@@ -222,11 +227,11 @@ def laid_out(problem: Problem) -> Bytes:
     v = p.batch * p.kv_heads * p.seq_kv * p.head_dim_v * p.in_bytes
     if not p.quantises:
         return Bytes.by_tensor({"v": v}, vt)
-    t, passes = Tensors.of(p), 1 if p.scales == "block" else 2
+    t, made, passes = Tensors.of(p), Tensors.of(widened(p)), 1 if p.scales == "block" else 2
     given = {"q": t.q * p.in_bytes, "k": t.k * p.in_bytes, "v": v}
     read, write = _scale_factors(p)
     reads = {name: passes * count for name, count in given.items()} | read
-    return Bytes.by_tensor(reads, {"q8": t.q, "k8": t.k, **vt, **write})
+    return Bytes.by_tensor(reads, {"q8": made.q, "k8": made.k, **vt, **write})
 
 
 def _scale_factors(problem: Problem) -> tuple[dict[str, int], dict[str, int]]:
@@ -265,15 +270,24 @@ def _padders(problem: Problem) -> tuple[int, int]:
     return of_q, of_k
 
 
-def _with_padded(problem: Problem, seen: Visits, tiles: Tiles) -> Bytes:
+def _with_padded(problem: Problem, main: Bytes) -> Bytes:
     """V3 on rows that were padded before, and are cut after."""
-    names = padded_tensors(problem)
-    main, aside = _v2_fwd(widened(problem), seen, tiles), padding(problem)
+    names, aside = padded_tensors(problem), padding(problem)
     both = []
     for moved, more in ((main.reads, aside.reads), (main.writes, aside.writes)):
         renamed = {f"{n}{PADDED}" if n in names else n: b for n, b in moved.items()}
         both.append(renamed | {n: renamed.get(n, 0) + b for n, b in more.items()})
     return Bytes.by_tensor(*both)
+
+
+def aside(problem: Problem, algo: str, pass_: str) -> Bytes:
+    """What moves before and after the main kernel of a forward pass."""
+    parts = []
+    if transposes(algo, problem.dtype):
+        parts.append(laid_out(problem))
+    if pads(problem, algo, pass_):
+        parts.append(padding(problem))
+    return Bytes(sum(part.read for part in parts), sum(part.write for part in parts))
 
 
 def _v2_split(problem: Problem, tiles: Tiles) -> Bytes:
@@ -405,7 +419,7 @@ _ISSUED: dict[tuple[str, str], Callable[[Problem, Visits, Tiles], Bytes]] = {
     ("v2", "bwd"): _v2_bwd,
     ("v2_ordered", "bwd"): _v2_ordered,
     ("v2_second_pass", "bwd"): _second_pass,
-    ("v3", "fwd"): _v2_fwd,
+    ("v3", "fwd"): _v3_fwd,
     ("v3", "bwd"): _v3_bwd,
 }
 
@@ -437,11 +451,9 @@ def dram(
     if algo == "v1":
         return _v1_dram(problem, gpu, pass_, asked, resident)
     abreast = min(ABREAST, problem.batch * problem.kv_heads) if algo == "v2_ordered" else 1
-    before = padding(problem) if pads(problem, algo, pass_) else Bytes(0, 0)
+    before = aside(problem, algo, pass_)
     seen = widened(problem) if before.total else problem
     walked = _walk_dram(seen, gpu, pass_, tiles, asked, resident, abreast)
-    if transposes(algo, problem.dtype):
-        before = laid_out(problem)
     read, write = walked.read + before.read, walked.write + before.write
     return Bytes(np.minimum(read, asked.read), np.minimum(write, asked.write))
 

@@ -17,8 +17,8 @@ from fasim import gpu
 from fasim.entry import Entry
 from fasim.errors import UsageError
 from fasim.gpu import Gpu
-from fasim.model import silicon, traffic
-from fasim.plan import MOST_COLUMNS, columns_at_once, transposed_rows
+from fasim.model import silicon
+from fasim.plan import MOST_COLUMNS, columns_at_once, transposed_rows, widened
 from fasim.problem import MAX_HEAD_DIM, Problem
 
 SCHEMA = "fasim.report/1"
@@ -147,11 +147,12 @@ def _check(entry: Entry) -> None:
             f"{entry.algo} has no tiles to show",
             hint="add --algo v1, v2 or v3: the page compares them with standard attention",
         )
-    if traffic.pads(entry.problem, entry.algo, entry.pass_):
+    if entry.algo == "v3" and widened(entry.problem) != entry.problem:
         raise UsageError(
             "the page does not plan V3 for rows that it pads",
             why="launches of their own copy them, which the page does not draw",
-            hint="`fasim plan` and `fasim explain` do; the page shows head_dim in multiples of 8",
+            hint="`fasim plan` and `fasim explain` do; the page shows head_dim in multiples of"
+            " 8, in e4m3 of 16",
         )
     assert entry.issued, "available entries carry their bytes"
     if entry.issued.total > MOST_BYTES:

@@ -7,6 +7,9 @@
 // Q and K are rotated first (incoherent processing, section 3.3 of the paper): every column gets a sign,
 // then a Hadamard transform spreads each element over its row. Both rotated, Q K^T is what it was.
 //% endif
+//% set wide = kernel.head_dim % 16 != 0
+//% set width = "kWide" if wide else "kHeadDim"
+//% set ragged = kernel.head_dim % 8 != 0 or kernel.head_dim_v % 8 != 0
 using Input = u16;  // $(kernel.in_dtype)
 
 constexpr int kBlockRows = 128;
@@ -15,6 +18,9 @@ constexpr int kQuantisers = $(kernel.quantisers);  // threads of a block
 constexpr int kQuantisingBlocks = kQuantisers > 256 ? 1 : $(3 if kernel.incoherent else 2);
 constexpr int kEight = 8;  // elements of a 16-byte load
 constexpr int kQuantiserBytes = kDV * kBlockRows + 64;  // a tile of V, and a number of each warp
+//% if wide
+constexpr int kWide = (kHeadDim + 15) / 16 * 16;  // columns of Q and K in e4m3, zeros at their ends
+//% endif
 constexpr float kLargest = 448.f;
 constexpr float kSmallestScale = 1.17549435e-38f;  // of zeros, whose scale has a reciprocal too
 
@@ -24,6 +30,19 @@ __device__ __forceinline__ float to_float(u16 x) { return ptx::cvt_f32_f16(x); }
 __device__ __forceinline__ float to_float(u16 x) { return __uint_as_float(u32(x) << 16); }
 //% endif
 
+//% if ragged
+// Eight elements of a row that may begin anywhere, of which so many are there, the others zeros; those
+// that have a bit in `flips` change their sign.
+__device__ __forceinline__ void load_eight(float (&x)[kEight], const Input* from, int count,
+                                           u32 flips = 0) {
+#pragma unroll
+  for (int i = 0; i < kEight; ++i) {
+    const u32 loaded = i < count ? from[i] : 0;
+    x[i] = to_float(u16(loaded ^ (flips >> i & 1) << 15));
+  }
+}
+
+//% else
 // Eight elements of a row, or zeros; those that have a bit in `flips` change their sign.
 __device__ __forceinline__ void load_eight(float (&x)[kEight], const Input* from, bool inside,
                                            u32 flips = 0) {
@@ -38,6 +57,7 @@ __device__ __forceinline__ void load_eight(float (&x)[kEight], const Input* from
   }
 }
 
+//% endif
 __device__ __forceinline__ u32 four_e4m3(float a, float b, float c, float d) {
   return ptx::cvt_e4m3x2(a, b) | u32(ptx::cvt_e4m3x2(c, d)) << 16;
 }
@@ -79,7 +99,15 @@ __device__ __forceinline__ void load_rows(RowShare<kWidth>& share, const Input* 
 #pragma unroll
     for (int j = 0; j < share.kChunks; ++j) {
       const int row = share.row(i), column = share.chunk(j) * kEight;
+//% if ragged
+      const int count = row < rows ? kHeadDim - column : 0;
+      load_eight(share.x[i][j], from + row * stride + column, count, share.flips(j));
+//% elif wide
+      const bool inside = row < rows && column < kHeadDim;
+      load_eight(share.x[i][j], from + row * stride + column, inside, share.flips(j));
+//% else
       load_eight(share.x[i][j], from + row * stride + column, row < rows, share.flips(j));
+//% endif
     }
   }
 }
@@ -138,6 +166,11 @@ __device__ __forceinline__ void rotate(RowShare<kWidth>& share) {
 #pragma unroll
   for (int i = 0; i < share.kRows; ++i) {
     Row<share.kChunks>& x = share.x[i];
+//% if wide
+    // The whole row is one thread's.
+#pragma unroll
+    for (int apart = 1; apart < kHeadDim; apart *= 2) transform_within<share.kChunks>(x, apart);
+//% else
 #pragma unroll
     for (int apart = 1; apart < kEight; apart *= 2) transform_within<share.kChunks>(x, apart);
 #pragma unroll
@@ -146,6 +179,7 @@ __device__ __forceinline__ void rotate(RowShare<kWidth>& share) {
     for (int apart = kEight; apart < share.kChunks * kEight; apart *= 2) {
       transform_within<share.kChunks>(x, apart);
     }
+//% endif
   }
 }
 //% endif
@@ -170,7 +204,11 @@ __device__ __forceinline__ void load_values(ValueShare& share, const Input* from
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
       const int key = key_at(share.place() + j), column = share.column(i);
+//% if ragged
+      load_eight(share.x[i][j], from + key * stride + column, key < rows ? kHeadDimV - column : 0);
+//% else
       load_eight(share.x[i][j], from + key * stride + column, key < rows && column < kHeadDimV);
+//% endif
     }
   }
 }
@@ -331,7 +369,7 @@ $(parameters(kernel))) {
   const bool of_q = part.tensor == 0;
   float found;
   if (part.tensor < 2) {
-    RowShare<kHeadDim> share;
+    RowShare<$(width)> share;
     load(share, of_q ? rows_of(part, q, q_strides, heads, seq_q)
                      : rows_of(part, k, k_strides, kv_heads, seq_kv));
     found = largest(share.x) * share.kUnit;
@@ -388,10 +426,10 @@ $(parameters(kernel))) {
                            : rows_of(part, k, k_strides, kv_heads, seq_kv);
     const int seq = of_q ? seq_q : seq_kv;
     float* scale = (of_q ? q_scale : k_scale) + scale_at(part, seq);
-    RowShare<kHeadDim> share;
+    RowShare<$(width)> share;
     load(share, rows);
     const float inverse = 1.f / scale_of(share, scale, warps, rows.count) * share.kUnit;
-    Element* to = (of_q ? q8 : k8) + (i64(part.head) * seq + first) * kHeadDim;
+    Element* to = (of_q ? q8 : k8) + (i64(part.head) * seq + first) * $(width);
     store_rows(share, to, rows.count, inverse);
   } else {
     const Rows rows = rows_of(part, v, v_strides, kv_heads, seq_kv);

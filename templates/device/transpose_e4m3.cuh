@@ -21,6 +21,16 @@ __device__ __forceinline__ int word_at(int column, int word) {
   return column * kKeyWords + (word ^ column / 4 % kKeyWords);
 }
 
+//% if kernel.head_dim_v % 4
+// Up to four columns of a row that may begin at any byte.
+__device__ __forceinline__ u32 load_columns(const Element* row, int columns) {
+  u32 word = 0;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) word |= i < columns ? u32(row[i]) << 8 * i : 0;
+  return word;
+}
+
+//% endif
 // clang-format off
 extern "C" __global__ void __launch_bounds__(kTransposers)
 $(kernel.stem)_transpose(
@@ -40,7 +50,11 @@ $(parameters(kernel))) {
     for (int j = 0; j < 4; ++j) {
       const i64 key = first_key + key_at(4 * word + j);
       const bool inside = key < seq_kv && column < kHeadDimV;
+//% if kernel.head_dim_v % 4
+      words[j] = inside ? load_columns(v + key * v_strides.seq + column, kHeadDimV - column) : 0;
+//% else
       words[j] = inside ? *reinterpret_cast<const u32*>(v + key * v_strides.seq + column) : 0;
+//% endif
     }
     transpose_bytes(words);
 #pragma unroll

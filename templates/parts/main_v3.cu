@@ -48,6 +48,7 @@ TensorMap encoded(T* array, i64 batch, i64 heads, i64 seq, i64 width, int rows) 
   return result;
 }
 
+//% set copies_in = kernel.padded_tensors not in ((), ("o",))
 int greatest_common_divisor(int a, int b) { return b ? greatest_common_divisor(b, a % b) : a; }
 
 int main(int argc, char** argv) {
@@ -63,8 +64,9 @@ int main(int argc, char** argv) {
   const Input* k = input(keys * kHeadDim, 2);
   const Strides q_strides = contiguous(heads, seq_q, kHeadDim);
   const Strides k_strides = contiguous(kv_heads, seq_kv, kHeadDim);
-  Element* q8 = device_array<Element>(rows * kHeadDim);
-  Element* k8 = device_array<Element>(keys * kHeadDim);
+//% set width = "kWide" if kernel.head_dim % 16 else "kHeadDim"
+  Element* q8 = device_array<Element>(rows * $(width));
+  Element* k8 = device_array<Element>(keys * $(width));
   const int q_parts = batch * heads * blocks_of(seq_q);
   const int k_parts = batch * kv_heads * blocks_of(seq_kv);
   const int v_parts = batch * kv_heads * blocks_of(seq_kv > 0 ? seq_kv : 1);
@@ -72,10 +74,10 @@ int main(int argc, char** argv) {
   float* q_scale = device_array<float>(q_parts);
   float* k_scale = device_array<float>(k_parts);
   float* v_scale = device_array<float>(v_parts);
-  const TensorMap q8_map = encoded(q8, batch, heads, seq_q, kHeadDim, 64);
-  const TensorMap k8_map = encoded(k8, batch, kv_heads, seq_kv, kHeadDim, kBlockKV);
+  const TensorMap q8_map = encoded(q8, batch, heads, seq_q, $(width), 64);
+  const TensorMap k8_map = encoded(k8, batch, kv_heads, seq_kv, $(width), kBlockKV);
 //% elif "q" in kernel.padded_tensors
-  constexpr int kWide = 8 * kChunks<kHeadDim>;
+  constexpr int kWide = $(16 if kernel.scaled else 8) * kChunks<kHeadDim>;
   const Element *q = input(rows * kHeadDim, 1), *k = input(keys * kHeadDim, 2);
   const Strides q_strides = contiguous(heads, seq_q, kHeadDim);
   const Strides k_strides = contiguous(kv_heads, seq_kv, kHeadDim);
@@ -111,11 +113,18 @@ int main(int argc, char** argv) {
   const TensorMap v_map =
       encoded(input(keys * kHeadDimV, 3), batch, kv_heads, seq_kv, kHeadDimV, kBlockKV);
 //% endif
+//% if kernel.scaled and "o" in kernel.padded_tensors
+  constexpr int kWideO = 8 * kChunksO;
+  Output* o_padded = device_array<Output>(rows * kWideO);
+  const TensorMap o_padded_map = encoded(o_padded, batch, heads, seq_q, kWideO, 64);
+//% endif
 //% if "o" not in kernel.padded_tensors
   const TensorMap o_map = encoded(o, batch, heads, seq_q, kHeadDimV, 64);
 //% endif
 //% if kernel.padded_tensors
   const auto blocks_for = [](i64 chunks) { return int((chunks + kPadders - 1) / kPadders); };
+//% endif
+//% if copies_in
   i64 to_pad = 0;
 //% for name, columns, _, _ in padded_copies(kernel)
   to_pad += $("rows" if name == "q" else "keys") * kChunks<$(columns)>;
@@ -149,12 +158,12 @@ $(line)$(call(kernel, line)));
 //% if kernel.scaled and not kernel.quantises
     $(kernel.stem)_transpose<<<all_slabs, kTransposers>>>($(call(kernel, "    " ~ kernel.stem ~ "_transpose<<<all_slabs, kTransposers>>>(")));
 //% endif
-//% if kernel.padded_tensors
+//% if copies_in
     $(kernel.stem)_pad<<<blocks_for(to_pad), kPadders>>>($(call(kernel, "    " ~ kernel.stem ~ "_pad<<<blocks_for(to_pad), kPadders>>>(")));
 //% endif
     kernel<<<grid, kThreads, kSmemBytes>>>($(call(kernel)));
 //% if "o" in kernel.padded_tensors
-    const int unpad_grid = blocks_for(rows * kChunks<kHeadDimV>);
+    const int unpad_grid = blocks_for(rows * $("kChunksO" if kernel.scaled else "kChunks<kHeadDimV>"));
     $(kernel.stem)_unpad<<<unpad_grid, kPadders>>>($(call(kernel, "    " ~ kernel.stem ~ "_unpad<<<unpad_grid, kPadders>>>(")));
 //% endif
     cudaEventRecord(stop);

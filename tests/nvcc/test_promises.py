@@ -168,6 +168,10 @@ V3_E4M3: tuple[dict[str, Any], ...] = (
     {"in_dtype": "fp16", "scales": "head", "incoherent": True},
     {"in_dtype": "bf16", "scales": "block", "head_dim": 80, "head_dim_v": 112},
     {"in_dtype": "bf16", "head_dim": 256, "head_dim_v": 64, "incoherent": True},
+    {"head_dim": 36, "head_dim_v": 33, "causal": True},
+    {"head_dim": 255, "scales": "block", "window": (63, 64)},
+    {"in_dtype": "bf16", "scales": "head", "head_dim": 100},
+    {"in_dtype": "fp16", "scales": "block", "head_dim": 72, "head_dim_v": 251},
 )
 
 
