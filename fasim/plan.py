@@ -55,6 +55,7 @@ V3_PACKED_SIZES = (
 LONGEST = {"q": "longest_q", "k": "longest_k", "v": "longest_k", "o": "longest_q"}
 PADDED = "_padded"  # after the name of a tensor: its copy in rows that TMA takes
 LONGEST |= {f"{name}{PADDED}": length for name, length in LONGEST.items()}
+LONGEST |= {"q8": "longest_q", "k8": "longest_k"}
 STRIDED = {"fwd": ("q", "k", "v", "o"), "bwd": ("q", "k", "v", "o", "do")}
 SCALE_BLOCK = 128  # rows that share a scale factor where blocks have their own
 # Read by those with the option.
@@ -448,7 +449,7 @@ class Plan:
         return Launch(
             stages=self._stages(problem, splits),
             scalars=self._scalars(problem, steps, tokens, splits),
-            inputs=self._inputs(problem, shapes),
+            inputs=self._inputs(problem, shapes, tokens),
             outputs=self._outputs(shapes),
             workspaces=self._workspaces(problem, shapes, tokens, splits),
             boxes=self._boxes() if self.kernel.algo == "v3" else {},
@@ -482,8 +483,7 @@ class Plan:
             return self._quantise(problem)
         if not self.kernel.transposes:
             return ()
-        heads, slabs, _, _ = transposed_shape(problem)
-        grid = heads * slabs if problem.seq else 0
+        grid = problem.batch * problem.kv_heads * value_slabs(problem) if lays_out(problem) else 0
         return (Stage(entry=f"{self.kernel.stem}_transpose", grid=grid, block=TRANSPOSERS),)
 
     def _padding(self, problem: Problem) -> list[tuple[Stage, ...]]:
@@ -513,10 +513,11 @@ class Plan:
         """The kernels that make e4m3: one a block of rows, which finds the scale factors of heads
         and tensors in two launches before."""
         stem, threads = self.kernel.stem, self.kernel.quantisers
-        blocks = sum(row_blocks(problem)) if problem.seq else 0
+        blocks = sum(row_blocks(problem)) if lays_out(problem) else 0
         tile = SCALE_BLOCK * padded(self.kernel.head_dim_v, self.kernel.dtype)
         bytes_ = {"largest": 0, "scales": 0, "quantise": tile}
-        factors = sum(map(math.prod, scale_shapes(problem).values())) if problem.seq else 0
+        shapes = scale_shapes(problem).values()
+        factors = sum(map(math.prod, shapes)) if lays_out(problem) else 0
         stages = tuple(
             Stage(
                 entry=f"{stem}_{name}",
@@ -617,14 +618,16 @@ class Plan:
         two_rounds = 2 * max(1, self.slots)
         return min(two_rounds // math.gcd(two_rounds, q_blocks), problem.batch * problem.heads)
 
-    def _inputs(self, problem: Problem, shapes: Mapping[str, tuple[int, ...]]) -> Arrays:
+    def _inputs(
+        self, problem: Problem, shapes: Mapping[str, tuple[int, ...]], tokens: tuple[int, int]
+    ) -> Arrays:
         """A backward pass reads what the forward one left, and the gradient of O."""
         p, kernel = problem, self.kernel
         options: dict[str, tuple[tuple[int, ...], str]] = {
             "slopes": ((p.heads,), "fp32"),
             "bias": ((p.batch, p.heads, p.seq, p.seq_kv), kernel.bias_dtype),
             **dict.fromkeys(("cu_seqlens_q", "cu_seqlens_k"), ((p.batch + 1,), "int32")),
-            **{name: (shape, "fp32") for name, shape in scale_shapes(problem).items()},
+            **{name: (shape, "fp32") for name, shape in scale_shapes(problem, tokens).items()},
         }
         given = ("q", "k", "v", "o", "do") if kernel.pass_ == "bwd" else ("q", "k", "v")
         dtype = kernel.in_dtype or kernel.dtype
@@ -665,19 +668,21 @@ class Plan:
         if self.kernel.algo != "v1":
             names = self.kernel.padded_tensors
             wide = {f"{n}{PADDED}": (self._padded(n, shapes), self._type(n)) for n in names}
-            return {**wide, **self._laid_out(problem, shapes)}
+            return {**wide, **self._laid_out(problem, shapes, tokens)}
         return {"o_acc": ((*rows, columns), "fp32"), "m": (rows, "fp32"), "l": (rows, "fp32")}
 
-    def _laid_out(self, problem: Problem, shapes: Mapping[str, tuple[int, ...]]) -> Arrays:
+    def _laid_out(
+        self, problem: Problem, shapes: Mapping[str, tuple[int, ...]], tokens: tuple[int, int]
+    ) -> Arrays:
         """V transposed; of what quantises also Q and K in e4m3, scale factors, and where several
         blocks share those the largest magnitude of each."""
         if not self.kernel.transposes:
             return {}
-        vt = {"vt": (transposed_shape(problem), self.kernel.dtype)}
+        vt = {"vt": (transposed_shape(problem, tokens[1]), self.kernel.dtype)}
         if not self.kernel.quantises:
             return vt
         stored = {f"{n}8": (self._padded(n, shapes), self.kernel.dtype) for n in ("q", "k")}
-        factors = {name: (shape, "fp32") for name, shape in scale_shapes(problem).items()}
+        factors = {name: (shape, "fp32") for name, shape in scale_shapes(problem, tokens).items()}
         shared = self.kernel.scales != "block"
         return {
             **stored,
@@ -826,8 +831,8 @@ def _nonsense_v3(kernel: KernelSpec) -> Iterator[str]:
         yield f"V3 is made for sm_90a, not {kernel.arch}"
     if kernel.out_dtype not in V3_DTYPES.get(kernel.dtype, ()):
         yield f"no template makes V3 from {kernel.dtype} to {kernel.out_dtype}"
-    if kernel.transposes and (kernel.varlen or kernel.bias_dtype):
-        yield "no template makes V3 in e4m3 with a dense bias or packed sequences"
+    if kernel.transposes and kernel.bias_dtype:
+        yield "no template makes V3 in e4m3 with a dense bias"
     if kernel.transposes and kernel.tile.block_kv != SLAB_BYTES:
         yield f"block_kv {kernel.tile.block_kv} is not one slab of {SLAB_BYTES} keys of V"
 
@@ -891,9 +896,18 @@ def tensor_shapes(problem: Problem) -> dict[str, tuple[int, ...]]:
     }
 
 
-def scale_shapes(problem: Problem) -> dict[str, tuple[int, ...]]:
-    """Shapes of the scale factors of q, k and v: one for all, one a head or one a block of rows."""
+def scale_shapes(
+    problem: Problem, tokens: tuple[int, int] | None = None
+) -> dict[str, tuple[int, ...]]:
+    """Shapes of the scale factors of q, k and v: one for all, one a head or one a block of rows; of
+    packed sequences (of ``tokens`` queries and keys in all) one a sequence and head, or (blocks,
+    heads), as ``packed_blocks`` counts them."""
     p = problem
+    of_q, of_k = tokens or (p.batch * p.seq, p.batch * p.seq_kv)
+    if p.scales == "block" and p.varlen:
+        blocks = {"q_scale": (of_q, p.heads)}
+        blocks |= dict.fromkeys(("k_scale", "v_scale"), (of_k, p.kv_heads))
+        return {name: (packed_blocks(p, n), heads) for name, (n, heads) in blocks.items()}
     if p.scales == "block":
         shapes = zip(SCALE_INPUTS, tensor_shapes(p).values(), strict=False)
         return {name: (*x[:2], math.ceil(x[2] / SCALE_BLOCK)) for name, x in shapes}
@@ -906,7 +920,7 @@ def row_blocks(problem: Problem) -> tuple[int, int, int]:
     p = problem
     rows, keys = math.ceil(p.seq / SCALE_BLOCK), math.ceil(p.seq_kv / SCALE_BLOCK)
     heads = p.batch * p.kv_heads
-    return p.batch * p.heads * rows, heads * keys, heads * max(keys, 1)
+    return p.batch * p.heads * rows, heads * keys, heads * value_slabs(p)
 
 
 def quantisers(work: KernelSpec | Problem) -> int:
@@ -1000,11 +1014,32 @@ def columns_at_once(head_dim_v: int, warps: int) -> int:
     return 8 * math.ceil(rows / (8 * parts))
 
 
-def transposed_shape(problem: Problem) -> tuple[int, ...]:
-    """(batch x kv_heads, slabs, rows, keys of a slab) of V transposed."""
-    slabs = math.ceil(max(problem.seq_kv, 1) / SLAB_BYTES)
-    rows = padded(problem.head_dim_v, "e4m3") + ONES
-    return (problem.batch * problem.kv_heads, slabs, rows, SLAB_BYTES)
+def transposed_shape(problem: Problem, tokens: int | None = None) -> tuple[int, ...]:
+    """(batch x kv_heads, slabs, rows, keys of a slab) of V transposed; of packed sequences, of
+    ``tokens`` keys in all, (slabs, kv_heads, rows, keys of a slab)."""
+    p, rows = problem, padded(problem.head_dim_v, "e4m3") + ONES
+    if p.varlen:
+        slabs = packed_blocks(p, p.batch * p.seq_kv if tokens is None else tokens)
+        return (slabs, p.kv_heads, rows, SLAB_BYTES)
+    return (p.batch * p.kv_heads, value_slabs(p), rows, SLAB_BYTES)
+
+
+def value_slabs(problem: Problem) -> int:
+    """Slabs of V transposed that a head of a sequence fills. Without keys there is one of zeros,
+    unless sequences are packed."""
+    return math.ceil(max(problem.seq_kv, not problem.varlen) / SLAB_BYTES)
+
+
+def packed_blocks(problem: Problem, tokens: int) -> int:
+    """Blocks of 128 packed rows. Those of sequence i, whose first token is t, begin at number
+    t // 128 + i: so each has enough, and knows its own from where it begins."""
+    return tokens // SCALE_BLOCK + problem.batch
+
+
+def lays_out(problem: Problem) -> bool:
+    """Whether V is laid out anew: not where no query asks for it. Packed sequences are not asked
+    one by one."""
+    return problem.seq > 0 or problem.varlen
 
 
 def padded(head_dim: int, dtype: str = "fp16") -> int:

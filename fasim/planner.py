@@ -97,7 +97,6 @@ def _v3(problem: Problem, pass_: str) -> str:
     asked = {
         f"the {pass_} pass": pass_ != "fwd",
         problem.dtype: problem.dtype not in V3_DTYPES,
-        "packed e4m3 sequences": problem.dtype == "e4m3" and problem.varlen,
         "a dense bias in e4m3": problem.dtype == "e4m3" and problem.dense,
         f"{problem.out_dtype} output": problem.out_dtype == "fp32" != problem.dtype,
     }

@@ -46,7 +46,7 @@
 //   9f85390f  device/chunk_address.cuh
 //   b09b16a3  device/fragments.cuh
 //   76c2f1b5  device/integers.cuh
-//   40c1a5c4  device/load_v3.cuh
+//   f93e81e0  device/load_v3.cuh
 //   6718b7d2  device/mask.cuh
 //   556824ed  device/matmul_wgmma.cuh
 //   06eb1102  device/matrix_descriptor.cuh
@@ -54,9 +54,9 @@
 //   625b887b  device/pad_rows.cuh
 //   c92fb41f  device/rescore.cuh
 //   56ce5a2e  device/rows.cuh
-//   8060ae93  device/schedule.cuh
+//   e398698f  device/schedule.cuh
 //   a17d037f  device/settled_rows.cuh
-//   130b7686  device/shared_v3.cuh
+//   0193f799  device/shared_v3.cuh
 //   3cca73a0  device/softmax_in_place.cuh
 //   17509448  device/span.cuh
 //   18b4c16b  device/store_tma.cuh
@@ -64,11 +64,11 @@
 //   3167b13b  device/timeline.cuh
 //   689d4211  device/turn.cuh
 //   c2706fe3  device/types.cuh
-//   5e1beb9b  kernels/v3_fwd.cu
-//   e61ec6e9  parts/constants_v3.cuh
+//   acb40f57  kernels/v3_fwd.cu
+//   2125972f  parts/constants_v3.cuh
 //   5a818b86  parts/main_arrays.cuh
-//   25b3c27d  parts/main_options.cuh
-//   6f7ce6cc  parts/main_v3.cu
+//   ad8df1ec  parts/main_options.cuh
+//   3c2a7f50  parts/main_v3.cu
 //   5af47db7  ptx/bar_arrive.cuh
 //   18bd1382  ptx/bar_sync.cuh
 //   f0e3942d  ptx/clock64.cuh

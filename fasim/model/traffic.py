@@ -23,13 +23,16 @@ from fasim.plan import (
     PADDED,
     PADDED_BYTES,
     SCALE_INPUTS,
+    TRANSPOSERS,
     WARPGROUP_ROWS,
+    lays_out,
     padded_tensors,
     quantisers,
     row_blocks,
     scale_shapes,
     transposed_shape,
     transposes,
+    value_slabs,
     widened,
 )
 from fasim.problem import Problem
@@ -128,7 +131,7 @@ def _option_reads(problem: Problem, algo: str, tiles: Tiles) -> dict[str, Any]:
         reads["bias"] = heads * visits(problem, rows, tiles.step_kv).pairs * p.bias_bytes
     if p.varlen:
         readers = heads * seen.q_tiles if algo == "v3" else threads
-        of_q, of_k = _padders(problem) if pads(problem, algo, "fwd") else (0, 0)
+        of_q, of_k = _asking_aside(problem, algo)
         reads |= {"cu_seqlens_q": 8 * (readers + of_q), "cu_seqlens_k": 8 * (readers + of_k)}
     if p.dtype == "e4m3":
         readers = heads * seen.q_tiles if algo == "v3" else threads
@@ -203,7 +206,7 @@ def _v3_fwd(problem: Problem, seen: Visits, tiles: Tiles) -> Bytes:
 
 def _with_transposed(problem: Problem, seen: Visits, block_kv: Ints, moved: Bytes) -> Bytes:
     """V3 in e4m3: a kernel before lays out V anew, of which whole slabs of keys are read."""
-    p, (_, slabs, rows, width) = problem, transposed_shape(problem)
+    p, slabs, (*_, rows, width) = problem, value_slabs(problem), transposed_shape(problem)
     ragged = seen.kv_tiles * block_kv - p.seq_kv
     last = (seen.steps * block_kv - seen.keys) // np.maximum(ragged, 1)  # visits of the last tile
     walked = seen.keys + last * (slabs * width - p.seq_kv)
@@ -221,9 +224,10 @@ def _sum(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
 
 def laid_out(problem: Problem) -> Bytes:
     """What the kernels that lay out V anew move, or that quantise all inputs."""
-    if problem.seq == 0:
+    if not lays_out(problem):
         return Bytes(0, 0)
-    p, vt = problem, {"vt": math.prod(transposed_shape(problem))}
+    p, (*_, rows, width) = problem, transposed_shape(problem)
+    vt = {"vt": p.batch * p.kv_heads * value_slabs(p) * rows * width}
     v = p.batch * p.kv_heads * p.seq_kv * p.head_dim_v * p.in_bytes
     if not p.quantises:
         return Bytes.by_tensor({"v": v}, vt)
@@ -237,10 +241,11 @@ def laid_out(problem: Problem) -> Bytes:
 def _scale_factors(problem: Problem) -> tuple[dict[str, int], dict[str, int]]:
     """Bytes read and written to find scale factors: those that several blocks of rows share come
     from the largest number of each, and every thread that quantises reads one."""
-    write = {name: 4 * math.prod(shape) for name, shape in scale_shapes(problem).items()}
-    if problem.scales == "block":
-        return {}, write
     threads, blocks = quantisers(problem), row_blocks(problem)
+    if problem.scales == "block":
+        of_q, of_k, _ = blocks
+        return {}, {name: 4 * n for name, n in zip(SCALE_INPUTS, (of_q, of_k, of_k), strict=True)}
+    write = {name: 4 * math.prod(shape) for name, shape in scale_shapes(problem).items()}
     read = {name: 4 * threads * n for name, n in zip(SCALE_INPUTS, blocks, strict=True)}
     most = {"most": 4 * sum(blocks)}
     return {**read, **most}, {**write, **most}
@@ -268,6 +273,20 @@ def _padders(problem: Problem) -> tuple[int, int]:
     bytes_ = (sum(wide[n] for n in names if n in tensors) for tensors in ("qo", "kv"))
     of_q, of_k = (size // PADDED_BYTES for size in bytes_)
     return of_q, of_k
+
+
+def _asking_aside(problem: Problem, algo: str) -> tuple[int, int]:
+    """Threads of the kernels around the main one that ask where sequences of queries end, and those
+    of keys."""
+    of_q, of_k = _padders(problem) if pads(problem, algo, "fwd") else (0, 0)
+    if not transposes(algo, problem.dtype):
+        return of_q, of_k
+    if not problem.quantises:
+        slabs = problem.batch * problem.kv_heads * value_slabs(problem)
+        return of_q, of_k + TRANSPOSERS * slabs
+    queries, keys, values = row_blocks(problem)
+    times = quantisers(problem) * (1 if problem.scales == "block" else 2)
+    return of_q + times * queries, of_k + times * (keys + values)
 
 
 def _with_padded(problem: Problem, main: Bytes) -> Bytes:

@@ -38,9 +38,21 @@ $(parameters(kernel))) {
   // clang-format on
   __shared__ u32 slab[kDV * kKeyWords];
   constexpr int kColumnWords = kDV / 4;
+//% if kernel.varlen
+  const int slabs = (longest_k + kSlabColumns - 1) / kSlabColumns;
+  const int head = blockIdx.x / slabs, first_key = blockIdx.x % slabs * kSlabColumns;
+  const int sequence = head / kv_heads, kv_head = head % kv_heads;
+  const int first_token = cu_seqlens_k[sequence];
+  const int seq_kv = cu_seqlens_k[sequence + 1] - first_token;
+  if (first_key >= seq_kv) return;
+  v += first_token * v_strides.seq + kv_head * v_strides.head;
+  const i64 slab_number = first_token / kScaleBlock + sequence + first_key / kSlabColumns;
+  const i64 place = slab_number * kv_heads + kv_head;
+//% else
   const int slabs = (max(seq_kv, 1) + kSlabColumns - 1) / kSlabColumns;
   const int head = blockIdx.x / slabs, first_key = blockIdx.x % slabs * kSlabColumns;
   v += head / kv_heads * v_strides.batch + head % kv_heads * v_strides.head;
+//% endif
 #pragma unroll
   for (int i = 0; i < kColumnWords * kKeyWords / kTransposers; ++i) {
     const int n = i * kTransposers + threadIdx.x;
@@ -61,7 +73,7 @@ $(parameters(kernel))) {
     for (int j = 0; j < 4; ++j) slab[word_at(column + j, word)] = words[j];
   }
   __syncthreads();
-  u32* rows = reinterpret_cast<u32*>(vt) + i64(blockIdx.x) * (kDV + 1) * kKeyWords;
+  u32* rows = reinterpret_cast<u32*>(vt) + $("place" if kernel.varlen else "i64(blockIdx.x)") * (kDV + 1) * kKeyWords;
 #pragma unroll 4
   for (int n = threadIdx.x; n < kDV * kKeyWords; n += kTransposers) {
     rows[n] = slab[word_at(n / kKeyWords, n % kKeyWords)];

@@ -152,7 +152,7 @@ $(parameters(kernel))) {
   };
   const auto queries_of = [&](const Work& work) {  // where TMA finds them
 //% if kernel.varlen
-    return place_of(work.sequence.q, work.sequence.seq_q, longest_q);
+    return place_of(work.sequence.q, work.sequence.seq_q, longest_q$(", work.batch" if kernel.scaled));
 //% else
     return Place{0, work.batch};
 //% endif
@@ -161,7 +161,9 @@ $(parameters(kernel))) {
   if (warpgroup == kConsumers) {  // ---- Producer ----
     ptx::setmaxnreg_dec<kLoaderRegisters>();
     if (threadIdx.x % 128 != 0) return;
-//% if kernel.scales == "block"
+//% if kernel.scales == "block" and kernel.varlen
+    Loader loader = {shared, &$(map_of(kernel, "k")), &vt_map, kv_heads, k_scale, v_scale};
+//% elif kernel.scales == "block"
     const int tiles_kv = (seq_kv + kBlockKV - 1) / kBlockKV;
     Loader loader = {shared, &$(map_of(kernel, "k")), &vt_map, kv_heads, k_scale, v_scale, tiles_kv};
 //% elif kernel.scaled
@@ -178,18 +180,24 @@ $(parameters(kernel))) {
     for (int round = 0;; ++round) {
       const Turn at = turn<kQStages>(round);
 //% if kernel.varlen
-      const Work work = next_work(next, grid, cu_seqlens_q, cu_seqlens_k);
+      $("Work" if kernel.scaled else "const Work") work = next_work(next, grid, cu_seqlens_q, cu_seqlens_k);
 //% else
       $("Work" if kernel.scaled else "const Work") work = work_at(round, grid);
 //% endif
 //% if kernel.scales == "block"
       // Those of K and V come with their tiles.
+//% if kernel.varlen
+      const Place scaled = queries_of(work);
+      const int q_blocks = scaled.blocks;
+      const float* q_scales = q_scale + i64(scaled.block) * heads + work.head;
+//% else
       const int q_blocks = (seq_q + kScaleBlock - 1) / kScaleBlock;
       const float* q_scales = q_scale + (i64(work.batch) * heads + work.head) * q_blocks;
+//% endif
 #pragma unroll
       for (int i = 0; i < kConsumers && work.first_query >= 0; ++i) {
         const int block = min((work.first_query + 64 * i) / kScaleBlock, q_blocks - 1);
-        work.score_factor[i] = normal_factor($(kernel.factors[0]) * q_scales[block]);
+        work.score_factor[i] = normal_factor($(kernel.factors[0]) * q_scales[block$(" * heads" if kernel.varlen)]);
       }
 //% elif kernel.scaled
       if (work.first_query >= 0) {
@@ -202,6 +210,10 @@ $(parameters(kernel))) {
         work.value_factor = v_scale[$(scale_of(kernel, "kv_heads", "kv_head"))];
       }
 //% endif
+//% if kernel.scaled and kernel.varlen
+      const Tiles tiles = key_tiles(work.first_query, span_of(work));
+      work.end = tiles.end, work.begin = tiles.begin;
+//% endif
       wait(&shared.empty_q[at.slot], at.parity ^ 1);
       shared.works[round % kWorks] = work;
       if (work.first_query < 0) {
@@ -210,7 +222,7 @@ $(parameters(kernel))) {
       }
       const Place queries = queries_of(work);
 //% if kernel.varlen
-      const Place keys = place_of(work.sequence.k, work.sequence.seq_kv, longest_k);
+      const Place keys = place_of(work.sequence.k, work.sequence.seq_kv, longest_k$(", work.batch" if kernel.scaled));
 //% else
       const Place keys = queries;
 //% endif
@@ -223,7 +235,9 @@ $(parameters(kernel))) {
       }
       note(kLoadQ, loader.count_k);
       const int kv_head = work.head / (heads / kv_heads);
+//% if not (kernel.scaled and kernel.varlen)
       const Tiles tiles = key_tiles(work.first_query, span_of(work));
+//% endif
       for (int tile = tiles.end - 1; tile >= tiles.begin; --tile) {
         loader.load_k(tile, kv_head, keys);
 //% if kernel.scaled
@@ -266,7 +280,7 @@ $(parameters(kernel))) {
     wait(&shared.full_q[at.slot], at.parity);
     const Work& work = shared.works[round % kWorks];
     const int first_query = work.first_query;
-    const Tiles tiles = key_tiles(first_query, span_of(work));
+    const Tiles tiles = $("{work.end, work.begin}" if kernel.scaled and kernel.varlen else "key_tiles(first_query, span_of(work))");
     ++round;
     tile = tiles.end - 1, last_tile = tiles.begin;
     whole = whole_tiles(first_query + 64 * warpgroup, span_of(work));

@@ -15,14 +15,25 @@
 //% endif
 // The driver's encoder, found through the runtime: nothing needs to be linked.
 template <typename T>
+//% if kernel.varlen and kernel.scaled
+TensorMap encoded(T* array, i64 batch, i64 heads, i64 seq, i64 width, int rows,
+                  bool packed = true) {
+//% else
 TensorMap encoded(T* array, i64 batch, i64 heads, i64 seq, i64 width, int rows) {
+//% endif
   static decltype(&cuTensorMapEncodeTiled) encode = nullptr;
   cudaDriverEntryPointQueryResult found;
   if (!encode) {
     cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", reinterpret_cast<void**>(&encode),
                                      12000, cudaEnableDefault, &found);
   }
-//% if kernel.varlen
+//% if kernel.varlen and kernel.scaled
+  const cuuint64_t ends = packed ? batch * seq + 1 : batch;
+  const cuuint64_t row = width * sizeof(T), token = packed ? row * heads : row;
+  const cuuint64_t head = packed ? row : row * seq;
+  const cuuint64_t strides[] = {token, head, packed ? token : head * heads};
+  if (packed) array -= seq * heads * width;
+//% elif kernel.varlen
   const cuuint64_t ends = batch * seq + 1;
   const cuuint64_t row = width * sizeof(T), strides[] = {row * heads, row, row * heads};
   array -= seq * heads * width;
@@ -69,11 +80,13 @@ int main(int argc, char** argv) {
   Element* k8 = device_array<Element>(keys * $(width));
   const int q_parts = batch * heads * blocks_of(seq_q);
   const int k_parts = batch * kv_heads * blocks_of(seq_kv);
+//% set more_q = " + batch * heads" if kernel.varlen else ""
+//% set more_k = " + batch * kv_heads" if kernel.varlen else ""
   const int v_parts = batch * kv_heads * blocks_of(seq_kv > 0 ? seq_kv : 1);
   const int parts = q_parts + k_parts + v_parts;
-  float* q_scale = device_array<float>(q_parts);
-  float* k_scale = device_array<float>(k_parts);
-  float* v_scale = device_array<float>(v_parts);
+  float* q_scale = device_array<float>(q_parts$(more_q));
+  float* k_scale = device_array<float>(k_parts$(more_k));
+  float* v_scale = device_array<float>(v_parts$(more_k));
   const TensorMap q8_map = encoded(q8, batch, heads, seq_q, $(width), 64);
   const TensorMap k8_map = encoded(k8, batch, kv_heads, seq_kv, $(width), kBlockKV);
 //% elif "q" in kernel.padded_tensors
@@ -97,10 +110,19 @@ int main(int argc, char** argv) {
 //% if kernel.scaled
   const $("Input" if kernel.quantises else "Element")* v = input(keys * kHeadDimV, 3);
   const Strides v_strides = contiguous(kv_heads, seq_kv, kHeadDimV);
+//% if not (kernel.varlen and kernel.quantises)
   const int slabs = (seq_kv + kSlabColumns - 1) / kSlabColumns;
   const int all_slabs = batch * kv_heads * slabs;
+//% endif
+//% if kernel.varlen
+  const int packed_slabs = batch * seq_kv / kSlabColumns + batch;
+  Element* vt = device_array<Element>(i64(packed_slabs) * kv_heads * (kDV + 1) * kSlabColumns);
+  const TensorMap vt_map =
+      encoded(vt, packed_slabs, kv_heads, kDV + 1, kSlabColumns, kBoxRowsV, false);
+//% else
   Element* vt = device_array<Element>(i64(all_slabs) * (kDV + 1) * kSlabColumns);
   const TensorMap vt_map = encoded(vt, batch * kv_heads, slabs, kDV + 1, kSlabColumns, kBoxRowsV);
+//% endif
 //% elif "v" in kernel.padded_tensors
   constexpr int kWideV = 8 * kChunks<kHeadDimV>;
   const Element* v = input(keys * kHeadDimV, 3);

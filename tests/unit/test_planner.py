@@ -112,10 +112,6 @@ def test_a_plan_says_which_rows_v3_pads(dims, names):
             {"dtype": "e4m3", "out_dtype": "fp32"},
             "v3 with fp32 output is planned, not generated yet",
         ),
-        (
-            {"dtype": "e4m3", "varlen": True},
-            "v3 with packed e4m3 sequences is planned, not generated yet",
-        ),
         ({"varlen": True, "bias": "dense"}, "a dense bias of packed sequences has no layout yet"),
     ],
 )
