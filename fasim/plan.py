@@ -314,7 +314,8 @@ class KernelSpec:
     @property
     def bias_dtype(self) -> str:
         """Of a dense bias: that of the inputs or fp32; "" without one."""
-        return {"dense": self.dtype, "dense_fp32": "fp32"}.get(self.bias, "")
+        given = self.in_dtype or self.dtype
+        return {"dense": given, "dense_fp32": "fp32"}.get(self.bias, "")
 
     @property
     def option_inputs(self) -> tuple[str, ...]:
@@ -776,7 +777,7 @@ class Plan:
             yield f"no template makes {kernel.variant} with scale factors of blocks"
         if kernel.dtype == "e4m3" and (kernel.variant, kernel.pass_) not in E4M3_VARIANTS:
             yield f"no template makes the {kernel.variant} {kernel.pass_} kernel in e4m3"
-        if kernel.dtype == "e4m3" and kernel.bias == "dense":
+        if kernel.bias_dtype == "e4m3":
             yield "no template makes a kernel with a dense bias in e4m3"
         if kernel.turing and (kernel.dtype == "bf16" or kernel.splits or kernel.pass_ == "bwd"):
             yield "sm_75 has no bf16, and no template splits keys or makes a backward pass there"
@@ -831,8 +832,6 @@ def _nonsense_v3(kernel: KernelSpec) -> Iterator[str]:
         yield f"V3 is made for sm_90a, not {kernel.arch}"
     if kernel.out_dtype not in V3_DTYPES.get(kernel.dtype, ()):
         yield f"no template makes V3 from {kernel.dtype} to {kernel.out_dtype}"
-    if kernel.transposes and kernel.bias_dtype:
-        yield "no template makes V3 in e4m3 with a dense bias"
     if kernel.transposes and kernel.tile.block_kv != SLAB_BYTES:
         yield f"block_kv {kernel.tile.block_kv} is not one slab of {SLAB_BYTES} keys of V"
 

@@ -52,7 +52,7 @@
 //   b274dbf8  device/score_factor.cuh
 //   a17d037f  device/settled_rows.cuh
 //   0193f799  device/shared_v3.cuh
-//   824649cc  device/softmax_lazy_e4m3.cuh
+//   c1f49549  device/softmax_lazy_e4m3.cuh
 //   17509448  device/span.cuh
 //   18b4c16b  device/store_tma.cuh
 //   567f0171  device/tensor_map.cuh
@@ -61,7 +61,7 @@
 //   689d4211  device/turn.cuh
 //   c2706fe3  device/types.cuh
 //   8715e91b  device/weights_e4m3.cuh
-//   acb40f57  kernels/v3_fwd.cu
+//   385d517c  kernels/v3_fwd.cu
 //   2125972f  parts/constants_v3.cuh
 //   5a818b86  parts/main_arrays.cuh
 //   ad8df1ec  parts/main_options.cuh

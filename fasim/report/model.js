@@ -200,7 +200,8 @@ function makeModel(C, GPUS) {
   }
 
   function v3OptionRegisters(p, t) {
-    let kept = optionRegisters(p, p.dtype === "e4m3" ? C.E4M3_OPTION_REGISTERS : C.V3_OPTION_REGISTERS);
+    if (p.dtype === "e4m3") return optionRegisters(p, { ...C.E4M3_OPTION_REGISTERS, ...(p.dense && { window: 0 }) });
+    let kept = optionRegisters(p, C.V3_OPTION_REGISTERS);
     if (p.bias === "dense_fp32") kept += Math.trunc(C.V3_FP32_BIAS_PER_KEY * Math.max(t.n - C.V3_FP32_BIAS_KEYS, 0));
     if (p.dense && p.softcap) kept += Math.trunc(C.V3_CAPPED_BIAS_PER_KEY * Math.max(t.n - C.V3_CAPPED_BIAS_KEYS, 0));
     return kept;

@@ -329,13 +329,15 @@ $(parameters(kernel))) {
 //% endif
   // From products to what softmax sees, for the keys from the tile's `column`-th on.
   const auto finish = [&](auto& s, int column) {
-//% if kernel.scales == "block" and not unscaled(kernel)
+//% if kernel.scales == "block" and not unscaled(kernel) and not kernel.bias_dtype
     multiply(s, key_factor);
 //% endif
 //% if not hooked(kernel)
     if (is_among(tile, whole)) return;
 //% endif
-//% if kernel.scaled
+//% if kernel.scales == "block" and kernel.bias_dtype
+    const float score_factor = normal_factor(factor_of_scores() * key_factor);
+//% elif kernel.scaled
     [[maybe_unused]] const float score_factor = factor_of_scores();
 //% endif
     const Work& work = shared.works[(round - 1) % kWorks];
@@ -370,11 +372,12 @@ $(parameters(kernel))) {
     note(kScored, n);
     finish(s, 0);
     float sum[2];
-    weigh(p, sum, s, o, row, $(softmax_factor(kernel)), is_looked_at(whole.end - tile)$(", key_factor" if unscaled(kernel)));
+    weigh(p, sum, s, o, row, $(softmax_factor(kernel)), $("true" if kernel.bias_dtype else "is_looked_at(whole.end - tile)")$(", key_factor" if unscaled(kernel)));
     note(kWeighed, n);
     const Turn at = turn<kStages>(n);
     wait(&shared.full_v[at.slot], at.parity);
     const auto& values = shared.v[at.slot];
+//% if not kernel.bias_dtype
     const auto few_scores_of = [&](FewScores& few, int step) {
       const auto& q_rows = shared.q[(round - 1) % kQStages][warpgroup];
       few_scores(few, q_rows, shared.k[at.slot], 32 * step);
@@ -383,7 +386,9 @@ $(parameters(kernel))) {
 //% endif
       finish(few, 32 * step);
     };
-    add_values(o, p, descriptor_of(values)$(", shared.value_factors[at.slot]" if kernel.scales == "block"), [&](auto&... t) {
+//% endif
+    add_values(o, p, descriptor_of(values)$(", shared.value_factors[at.slot]" if kernel.scales == "block"), [&](auto&...$(" t" if not kernel.bias_dtype)) {
+//% if not kernel.bias_dtype
       if (__any_sync(~0u, fmaxf(sum[0], sum[1]) > kLargestWeight)) {  // no weight exceeds its sum
         const bool moves[2] = {has_largest(p, 0), has_largest(p, 1)};
         if (__any_sync(~0u, moves[0] || moves[1])) {
@@ -391,6 +396,7 @@ $(parameters(kernel))) {
           (few_values(t, p, moves, values), ...);
         }
       }
+//% endif
       row.sum[0] += sum[0];
       row.sum[1] += sum[1];
     });

@@ -130,6 +130,31 @@ def test_registers_by_hand(head_dim: int, head_dim_v: int, warps: int, columns: 
     assert used == max(64, columns // 2) + 16 + -(-head_dim_v // 32) * 16 + 2 + 10
 
 
+@pytest.mark.parametrize(
+    ("options", "more"),
+    [
+        ({"varlen": True}, 0),
+        ({"window": (9, 9)}, 12),
+        ({"bias": "dense_fp32"}, 12),
+        ({"bias": "dense", "in_dtype": "bf16", "window": (9, 9), "softcap": 30.0}, 12),
+    ],
+)
+def test_registers_of_options_by_hand(options: dict[str, Any], more: int) -> None:
+    tiles, plain = Tiles.of([TILE]), problem()
+    used, without = (
+        footprint.registers(p, "v3", "fwd", tiles)[0] for p in (problem(**options), plain)
+    )
+    assert used == without + more
+
+
+def test_a_dense_bias_has_the_type_of_the_inputs() -> None:
+    for in_dtype, size in (("bf16", 2), ("fp16", 2)):
+        wanted = problem(bias="dense", in_dtype=in_dtype)
+        assert plan_of(wanted).launch_for().inputs["bias"] == ((2, 6, 300, 200), in_dtype)
+        asked = traffic.issued(wanted, "v3", "fwd", Tiles.of([TILE])).at(0)
+        assert asked.reads["bias"] == 2 * 6 * 300 * 200 * size
+
+
 def test_columns_at_once_are_all_in_equal_parts() -> None:
     """No product is wider than its sums have registers, none is left out, and no more rounds are
     taken than that needs."""
