@@ -197,7 +197,7 @@ $(parameters(kernel))) {
 #pragma unroll
       for (int i = 0; i < kConsumers && work.first_query >= 0; ++i) {
         const int block = min((work.first_query + 64 * i) / kScaleBlock, q_blocks - 1);
-        work.score_factor[i] = normal_factor($(kernel.factors[0]) * q_scales[block$(" * heads" if kernel.varlen)]);
+        work.score_factor[i] = normal_factor($(kernel.factors[0]) * q_scales[$("i64(block) * heads" if kernel.varlen else "block")]);
       }
 //% elif kernel.scaled
       if (work.first_query >= 0) {

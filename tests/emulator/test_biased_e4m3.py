@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from fasim import gpu, planner, properties
 from fasim.emulator.program import Fault
 from fasim.errors import CheckFailed
+from fasim.plan import Tile
 from fasim.problem import Problem
 from fasim.reference import DTYPES
 from fasim.render import Kernel, parse, render
@@ -21,6 +22,7 @@ Array = NDArray[Any]
 
 pytestmark = pytest.mark.emulator
 
+THREE = Tile(block_q=192, block_kv=128, stages=2, warps=12, registers=160)
 CASES: dict[str, dict[str, Any]] = {
     "fp32": {"head_dim": 32, "bias": "dense_fp32", "scales": "head"},
     "fp32, factors of blocks": {
@@ -29,6 +31,7 @@ CASES: dict[str, dict[str, Any]] = {
     },
     "bf16": {"head_dim": 36, "bias": "dense", "in_dtype": "bf16", "scales": "block"},
     "fp16": {"head_dim": 32, "bias": "dense", "in_dtype": "fp16", "causal": True, "softcap": 9.0},
+    "three consumers": {"head_dim": 64, "bias": "dense_fp32", "scales": "block"},
     "two rounds": {"head_dim": 32, "head_dim_v": 160, "bias": "dense_fp32", "causal": True},
 }
 
@@ -37,7 +40,8 @@ CASES: dict[str, dict[str, Any]] = {
 def kernel_of(name: str) -> Kernel:
     shape = {"batch": 2, "heads": 2, "kv_heads": 1, "seq": 150, "seq_kv": 90}
     problem = Problem(**{**shape, "dtype": "e4m3", **CASES[name]})
-    plan = planner.plan(problem, gpu.load("h200"), "v3").plan
+    tile = THREE if name == "three consumers" else None
+    plan = planner.plan(problem, gpu.load("h200"), "v3", tile=tile).plan
     assert plan
     return render(plan)
 

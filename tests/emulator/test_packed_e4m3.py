@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from fasim import gpu, inputs, planner, properties, quantise, reference
 from fasim.emulator.program import Fault
 from fasim.errors import CheckFailed
-from fasim.plan import SCALE_BLOCK, SCALE_INPUTS, tensor_shapes
+from fasim.plan import SCALE_BLOCK, SCALE_INPUTS, Tile, tensor_shapes
 from fasim.problem import Problem
 from fasim.reference import DTYPES
 from fasim.render import Kernel, parse, render
@@ -23,10 +23,12 @@ Array = NDArray[Any]
 
 pytestmark = pytest.mark.emulator
 
+THREE = Tile(block_q=192, block_kv=128, stages=2, warps=12, registers=160)
 CASES: dict[str, dict[str, Any]] = {
     "one factor": {"head_dim": 32, "causal": True},
     "factors of heads": {"head_dim": 64, "scales": "head", "window": (100, 3), "bias": "alibi"},
     "factors of blocks": {"head_dim": 32, "scales": "block", "causal": True},
+    "three consumers": {"head_dim": 64, "scales": "block", "causal": True, "softcap": 20.0},
     "padded": {"head_dim": 36, "head_dim_v": 33, "scales": "block"},
     "quantised, one factor": {"head_dim": 32, "in_dtype": "fp16", "causal": True},
     "quantised, factors of heads": {"head_dim": 40, "in_dtype": "bf16", "scales": "head"},
@@ -44,7 +46,8 @@ def kernel_of(name: str) -> Kernel:
         **{"batch": 2, "heads": 2, "kv_heads": 1, "seq": 150, "seq_kv": 90, "dtype": "e4m3"},
         **{"varlen": True, **CASES[name]},
     )
-    plan = planner.plan(problem, gpu.load("h200"), "v3").plan
+    tile = THREE if name == "three consumers" else None
+    plan = planner.plan(problem, gpu.load("h200"), "v3", tile=tile).plan
     assert plan
     return render(plan)
 
@@ -186,7 +189,7 @@ def test_every_block_has_its_own_factor() -> None:
 
 FACTORS = {
     "of another head": ("scales[i64(block) * kv_heads + head]", "scales[i64(block) * kv_heads]"),
-    "of the first block": ("q_scales[block * heads]", "q_scales[0 * block * heads]"),
+    "of the first block": ("q_scales[i64(block) * heads]", "q_scales[0]"),
     "of the sequence before": ("i64(scaled.block) * heads", "i64(scaled.block / 2) * heads"),
 }
 
