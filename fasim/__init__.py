@@ -57,8 +57,8 @@ def generate(planned: Entry | Plan) -> Kernel:
             f"no {planned.algo} kernel can be generated for this problem on {planned.gpu}",
             why=planned.reason,
             hint="fasim generates v1 and v2 forward and backward in fp32, fp16 and bf16, v2 forward"
-            " also in e4m3, v3 forward in fp16 and bf16; forward for compute capability 7.5 and up,"
-            " v3 for Hopper, backward for 8.0 and up",
+            " also in e4m3, v3 forward in fp16, bf16 and e4m3; forward for compute capability 7.5"
+            " and up, v3 for Hopper, backward for 8.0 and up",
         )
     return render(planned.plan)
 

@@ -57,6 +57,7 @@ V3_PACKED_SIZES = (
 LONGEST = {"q": "longest_q", "k": "longest_k", "v": "longest_k", "o": "longest_q"}
 PADDED = "_padded"  # after the name of a tensor: its copy in rows that TMA takes
 LONGEST |= {f"{name}{PADDED}": length for name, length in LONGEST.items()}
+LONGEST |= {"q8": "longest_q", "k8": "longest_k"}
 STRIDED = {"fwd": ("q", "k", "v", "o"), "bwd": ("q", "k", "v", "o", "do")}
 SCALE_BLOCK = 128  # rows that share a scale factor where blocks have their own
 # Read by those with the option.
@@ -331,7 +332,8 @@ class KernelSpec:
     @property
     def bias_dtype(self) -> str:
         """Of a dense bias: that of the inputs or fp32; "" without one."""
-        return {"dense": self.dtype, "dense_fp32": "fp32"}.get(self.bias, "")
+        given = self.in_dtype or self.dtype
+        return {"dense": given, "dense_fp32": "fp32"}.get(self.bias, "")
 
     @property
     def option_inputs(self) -> tuple[str, ...]:
@@ -366,7 +368,7 @@ class KernelSpec:
         strided = STRIDED[self.pass_]
         if self.algo == "v3":
             copied = tuple(name for name in self.padded_tensors if name != "o")
-            given = ("q", "k", "v") if self.quantises else ("v",)
+            given = ("q", "k", "v") if self.quantises else (*copied, "v")
             strided = given if self.transposes else copied
         strided += ("bias",) if self.bias_dtype else ()
         strides = [(f"{name}_strides", "i64x3") for name in strided]
@@ -500,7 +502,7 @@ class Plan:
         return Launch(
             stages=self._stages(problem, splits),
             scalars=self._scalars(problem, steps, tokens, splits),
-            inputs=self._inputs(problem, shapes),
+            inputs=self._inputs(problem, shapes, tokens),
             outputs=self._outputs(shapes),
             workspaces=self._workspaces(problem, shapes, tokens, splits),
             boxes=self._boxes() if self.kernel.algo == "v3" else {},
@@ -522,22 +524,21 @@ class Plan:
         main = Stage(entry=stem, grid=grid, block=threads, smem_bytes=self.smem_bytes)
         if self.kernel.splits:
             return main, Stage(entry=f"{stem}_combine", grid=heads * problem.seq, block=WARP)
-        if self.kernel.quantises:
-            return *self._quantise(problem), main
-        if self.kernel.transposes:
-            return self._transpose(problem), main
         if self.kernel.pass_ == "fwd":
             padding, cutting = self._padding(problem)
-            return *padding, main, *cutting
+            return *padding, *self._laying_out(problem), main, *cutting
         blocks = heads * self._q_blocks(problem)
         before = Stage(entry=f"{stem}_prepare", grid=blocks, block=threads)
         return before, main, *self._after_main(problem, blocks)
 
-    def _transpose(self, problem: Problem) -> Stage:
-        """The kernel that lays out V anew, a block for a slab of keys."""
-        heads, slabs, _, _ = transposed_shape(problem)
-        grid = heads * slabs if problem.seq else 0
-        return Stage(entry=f"{self.kernel.stem}_transpose", grid=grid, block=TRANSPOSERS)
+    def _laying_out(self, problem: Problem) -> tuple[Stage, ...]:
+        """The kernels that quantise, or the one that lays out V anew, a block a slab of keys."""
+        if self.kernel.quantises:
+            return self._quantise(problem)
+        if not self.kernel.transposes:
+            return ()
+        grid = problem.batch * problem.kv_heads * value_slabs(problem) if lays_out(problem) else 0
+        return (Stage(entry=f"{self.kernel.stem}_transpose", grid=grid, block=TRANSPOSERS),)
 
     def _padding(self, problem: Problem) -> list[tuple[Stage, ...]]:
         """The kernels that copy rows to, and those of O from, rows that TMA takes: a thread for
@@ -547,20 +548,30 @@ class Plan:
         shapes = tensor_shapes(problem)
         for word, tensors in (("pad", "qkv"), ("unpad", "o")):
             copied = [name for name in self.kernel.padded_tensors if name in tensors]
-            size = sum(2 * math.prod(padded_shape(shapes[name])) for name in copied)
+            wide = {name: self._padded(name, shapes) for name in copied}
+            size = sum(DTYPE_BYTES[self._type(n)] * math.prod(x) for n, x in wide.items())
             grid = -(-size // (PADDED_BYTES * PADDERS))
             stage = Stage(entry=f"{self.kernel.stem}_{word}", grid=grid, block=PADDERS)
             stages.append((stage,) if copied else ())
         return stages
 
+    def _type(self, name: str) -> str:
+        return self.kernel.out_dtype if name == "o" else self.kernel.dtype
+
+    def _padded(self, name: str, shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, ...]:
+        """The shape of a tensor in rows that TMA takes."""
+        *outer, width = shapes[name]
+        return (*outer, takable(width, self._type(name)))
+
     def _quantise(self, problem: Problem) -> tuple[Stage, ...]:
         """The kernels that make e4m3: one a block of rows, which finds the scale factors of heads
         and tensors in two launches before."""
         stem, threads = self.kernel.stem, self.kernel.quantisers
-        blocks = sum(row_blocks(problem)) if problem.seq else 0
+        blocks = sum(row_blocks(problem)) if lays_out(problem) else 0
         tile = SCALE_BLOCK * padded(self.kernel.head_dim_v, self.kernel.dtype)
         bytes_ = {"largest": 0, "scales": 0, "quantise": tile}
-        factors = sum(map(math.prod, scale_shapes(problem).values())) if problem.seq else 0
+        shapes = scale_shapes(problem).values()
+        factors = sum(map(math.prod, shapes)) if lays_out(problem) else 0
         stages = tuple(
             Stage(
                 entry=f"{stem}_{name}",
@@ -670,14 +681,16 @@ class Plan:
         two_rounds = 2 * max(1, self.slots)
         return min(two_rounds // math.gcd(two_rounds, q_blocks), self._heads(problem))
 
-    def _inputs(self, problem: Problem, shapes: Mapping[str, tuple[int, ...]]) -> Arrays:
+    def _inputs(
+        self, problem: Problem, shapes: Mapping[str, tuple[int, ...]], tokens: tuple[int, int]
+    ) -> Arrays:
         """A backward pass reads what the forward one left, and the gradient of O."""
         p, kernel = problem, self.kernel
         options: dict[str, tuple[tuple[int, ...], str]] = {
             "slopes": ((p.heads,), "fp32"),
             "bias": ((p.batch, p.heads, p.seq, p.seq_kv), kernel.bias_dtype),
             **dict.fromkeys(("cu_seqlens_q", "cu_seqlens_k"), ((p.batch + 1,), "int32")),
-            **{name: (shape, "fp32") for name, shape in scale_shapes(problem).items()},
+            **{name: (shape, "fp32") for name, shape in scale_shapes(problem, tokens).items()},
         }
         given = ("q", "k", "v", "o", "do") if kernel.pass_ == "bwd" else ("q", "k", "v")
         dtype = kernel.in_dtype or kernel.dtype
@@ -715,28 +728,30 @@ class Plan:
             parts = (*rows, splits)
             o_part = ((*parts, columns), "fp32")
             return {"o_part": o_part, "m_part": (parts, "fp32"), "l_part": (parts, "fp32")}
-        if self.kernel.transposes:
-            made = {"vt": (transposed_shape(problem), self.kernel.dtype)}
-            return {**self._quantised(problem, shapes), **made}
-        if names := self.kernel.padded_tensors:
-            wide = {f"{name}{PADDED}": padded_shape(shapes[name]) for name in names}
-            return {name: (shape, self.kernel.dtype) for name, shape in wide.items()}
         if self.kernel.algo != "v1":
-            return {}
+            names = self.kernel.padded_tensors
+            wide = {f"{n}{PADDED}": (self._padded(n, shapes), self._type(n)) for n in names}
+            return {**wide, **self._laid_out(problem, shapes, tokens)}
         return {"o_acc": ((*rows, columns), "fp32"), "m": (rows, "fp32"), "l": (rows, "fp32")}
 
-    def _quantised(self, problem: Problem, shapes: Mapping[str, tuple[int, ...]]) -> Arrays:
-        """Q and K in e4m3, scale factors, and where several blocks share those the largest
-        magnitude of each."""
-        if not self.kernel.quantises:
+    def _laid_out(
+        self, problem: Problem, shapes: Mapping[str, tuple[int, ...]], tokens: tuple[int, int]
+    ) -> Arrays:
+        """V transposed; of what quantises also Q and K in e4m3, scale factors, and where several
+        blocks share those the largest magnitude of each."""
+        if not self.kernel.transposes:
             return {}
-        stored = {f"{name}8": (shapes[name], self.kernel.dtype) for name in ("q", "k")}
-        factors = {name: (shape, "fp32") for name, shape in scale_shapes(problem).items()}
+        vt = {"vt": (transposed_shape(problem, tokens[1]), self.kernel.dtype)}
+        if not self.kernel.quantises:
+            return vt
+        stored = {f"{n}8": (self._padded(n, shapes), self.kernel.dtype) for n in ("q", "k")}
+        factors = {name: (shape, "fp32") for name, shape in scale_shapes(problem, tokens).items()}
         shared = self.kernel.scales != "block"
         return {
             **stored,
             **factors,
             **({"most": ((sum(row_blocks(problem)),), "fp32")} if shared else {}),
+            **vt,
         }
 
     def _dq_tiles(self, problem: Problem, tokens: tuple[int, int]) -> tuple[int, ...]:
@@ -828,7 +843,7 @@ class Plan:
             yield f"no template makes {kernel.variant} with scale factors of blocks"
         if kernel.dtype == "e4m3" and (kernel.variant, kernel.pass_) not in E4M3_VARIANTS:
             yield f"no template makes the {kernel.variant} {kernel.pass_} kernel in e4m3"
-        if kernel.dtype == "e4m3" and kernel.bias == "dense":
+        if kernel.bias_dtype == "e4m3":
             yield "no template makes a kernel with a dense bias in e4m3"
         if kernel.turing and (kernel.dtype == "bf16" or kernel.splits or kernel.pass_ == "bwd"):
             yield "sm_75 has no bf16, and no template splits keys or makes a backward pass there"
@@ -890,12 +905,8 @@ def _nonsense_v3(kernel: KernelSpec) -> Iterator[str]:
         yield f"V3 is made for sm_90a, not {kernel.arch}"
     if kernel.out_dtype not in V3_DTYPES.get(kernel.dtype, ()):
         yield f"no template makes V3 from {kernel.dtype} to {kernel.out_dtype}"
-    if why := untakable(kernel.head_dim, kernel.head_dim_v, kernel.dtype):
-        yield why
     if kernel.pack_gqa and (why := unpackable(kernel)):
         yield why
-    if kernel.transposes and (kernel.varlen or kernel.bias_dtype):
-        yield "no template makes V3 in e4m3 with a dense bias or packed sequences"
     if kernel.transposes and kernel.tile.block_kv != SLAB_BYTES:
         yield f"block_kv {kernel.tile.block_kv} is not one slab of {SLAB_BYTES} keys of V"
 
@@ -959,9 +970,18 @@ def tensor_shapes(problem: Problem) -> dict[str, tuple[int, ...]]:
     }
 
 
-def scale_shapes(problem: Problem) -> dict[str, tuple[int, ...]]:
-    """Shapes of the scale factors of q, k and v: one for all, one a head or one a block of rows."""
+def scale_shapes(
+    problem: Problem, tokens: tuple[int, int] | None = None
+) -> dict[str, tuple[int, ...]]:
+    """Shapes of the scale factors of q, k and v: one for all, one a head or one a block of rows; of
+    packed sequences (of ``tokens`` queries and keys in all) one a sequence and head, or (blocks,
+    heads), as ``packed_blocks`` counts them."""
     p = problem
+    of_q, of_k = tokens or (p.batch * p.seq, p.batch * p.seq_kv)
+    if p.scales == "block" and p.varlen:
+        blocks = {"q_scale": (of_q, p.heads)}
+        blocks |= dict.fromkeys(("k_scale", "v_scale"), (of_k, p.kv_heads))
+        return {name: (packed_blocks(p, n), heads) for name, (n, heads) in blocks.items()}
     if p.scales == "block":
         shapes = zip(SCALE_INPUTS, tensor_shapes(p).values(), strict=False)
         return {name: (*x[:2], math.ceil(x[2] / SCALE_BLOCK)) for name, x in shapes}
@@ -974,7 +994,7 @@ def row_blocks(problem: Problem) -> tuple[int, int, int]:
     p = problem
     rows, keys = math.ceil(p.seq / SCALE_BLOCK), math.ceil(p.seq_kv / SCALE_BLOCK)
     heads = p.batch * p.kv_heads
-    return p.batch * p.heads * rows, heads * keys, heads * max(keys, 1)
+    return p.batch * p.heads * rows, heads * keys, heads * value_slabs(p)
 
 
 def quantisers(work: KernelSpec | Problem) -> int:
@@ -986,13 +1006,6 @@ def quantisers(work: KernelSpec | Problem) -> int:
 def matrix_granule(dtype: str) -> int:
     """Elements in 32 bytes of a row, the depth of a matrix product's step (fp32 as 16 bits)."""
     return 32 if dtype == "e4m3" else 16
-
-
-def untakable(head_dim: int, head_dim_v: int, dtype: str) -> str:
-    """Why V3 makes no kernel for rows that long; "" if it does. In 16 bits it pads them."""
-    rows = (n * DTYPE_BYTES[dtype] for n in (head_dim, head_dim_v) if dtype == "e4m3")
-    wrong = next((row for row in rows if row % TMA_BYTES), 0)
-    return f"TMA takes rows of whole {TMA_BYTES} bytes, not of {wrong}" if wrong else ""
 
 
 def unpackable(work: KernelSpec | Problem) -> str:
@@ -1018,26 +1031,27 @@ def ungroupable(problem: Problem) -> str:
 
 def padded_tensors(work: KernelSpec | Problem) -> tuple[str, ...]:
     """Tensors of a V3 forward whose contiguous rows TMA cannot take: they are copied to rows of
-    whole TMA_BYTES before, O back after. None in e4m3, where they are refused."""
-    d, dv, size = work.head_dim, work.head_dim_v, DTYPE_BYTES[work.dtype]
-    widths = {"q": d, "k": d, "v": dv, "o": dv} if work.dtype != "e4m3" else {}
-    return tuple(name for name, width in widths.items() if width * size % TMA_BYTES)
+    whole TMA_BYTES before, O back after. In e4m3 V is laid out anew anyhow, and where the kernel
+    quantises so are Q and K."""
+    d, dv, dtype = work.head_dim, work.head_dim_v, work.dtype
+    types = {"q": (d, dtype), "k": (d, dtype), "v": (dv, dtype), "o": (dv, work.out_dtype)}
+    made = ("q", "k", "v") if work.quantises else ("v",) if dtype == "e4m3" else ()
+    rows = {name: kind for name, kind in types.items() if name not in made}
+    return tuple(name for name, (n, kind) in rows.items() if takable(n, kind) != n)
 
 
-def takable(head_dim: int) -> int:
-    """head_dim rounded up to rows of 16 bits that TMA takes."""
-    return -(-head_dim // 8) * 8
+def takable(head_dim: int, dtype: str) -> int:
+    """head_dim rounded up to rows that TMA takes."""
+    count = TMA_BYTES // DTYPE_BYTES[dtype]
+    return -(-head_dim // count) * count
 
 
 def widened(problem: Problem) -> Problem:
-    """The problem as V3's main kernel sees it where rows are padded: of rows that TMA takes."""
-    d, dv = takable(problem.head_dim), takable(problem.head_dim_v)
+    """The problem as V3's main kernel sees it where rows are padded: Q and K, and O, have rows that
+    TMA takes."""
+    d = takable(problem.head_dim, problem.dtype)
+    dv = takable(problem.head_dim_v, problem.out_dtype)
     return replace(problem, head_dim=d, head_dim_v=dv)
-
-
-def padded_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """A tensor's, in such rows."""
-    return (*shape[:-1], takable(shape[-1]))
 
 
 def slabs(head_dim: int, dtype: str = "fp16") -> int:
@@ -1104,11 +1118,32 @@ def columns_under_way(head_dim_v: int, warps: int) -> int:
     return min(transposed_rows(head_dim_v), 2 * columns_at_once(head_dim_v, warps))
 
 
-def transposed_shape(problem: Problem) -> tuple[int, ...]:
-    """(batch x kv_heads, slabs, rows, keys of a slab) of V transposed."""
-    slabs = math.ceil(max(problem.seq_kv, 1) / SLAB_BYTES)
-    rows = padded(problem.head_dim_v, "e4m3") + ONES
-    return (problem.batch * problem.kv_heads, slabs, rows, SLAB_BYTES)
+def transposed_shape(problem: Problem, tokens: int | None = None) -> tuple[int, ...]:
+    """(batch x kv_heads, slabs, rows, keys of a slab) of V transposed; of packed sequences, of
+    ``tokens`` keys in all, (slabs, kv_heads, rows, keys of a slab)."""
+    p, rows = problem, padded(problem.head_dim_v, "e4m3") + ONES
+    if p.varlen:
+        slabs = packed_blocks(p, p.batch * p.seq_kv if tokens is None else tokens)
+        return (slabs, p.kv_heads, rows, SLAB_BYTES)
+    return (p.batch * p.kv_heads, value_slabs(p), rows, SLAB_BYTES)
+
+
+def value_slabs(problem: Problem) -> int:
+    """Slabs of V transposed that a head of a sequence fills. Without keys there is one of zeros,
+    unless sequences are packed."""
+    return math.ceil(max(problem.seq_kv, not problem.varlen) / SLAB_BYTES)
+
+
+def packed_blocks(problem: Problem, tokens: int) -> int:
+    """Blocks of 128 packed rows. Those of sequence i, whose first token is t, begin at number
+    t // 128 + i: so each has enough, and knows its own from where it begins."""
+    return tokens // SCALE_BLOCK + problem.batch
+
+
+def lays_out(problem: Problem) -> bool:
+    """Whether V is laid out anew: not where no query asks for it. Packed sequences are not asked
+    one by one."""
+    return problem.seq > 0 or problem.varlen
 
 
 def padded(head_dim: int, dtype: str = "fp16") -> int:

@@ -36,7 +36,6 @@ from fasim.plan import (
     padded_tensors,
     ungroupable,
     unpackable,
-    untakable,
 )
 from fasim.problem import Problem
 
@@ -105,21 +104,20 @@ def _v3(problem: Problem, pass_: str) -> str:
     asked = {
         f"the {pass_} pass": pass_ != "fwd",
         problem.dtype: problem.dtype not in V3_DTYPES,
-        "packed e4m3 sequences": problem.dtype == "e4m3" and problem.varlen,
-        "a dense bias in e4m3": problem.dtype == "e4m3" and problem.dense,
         f"{problem.out_dtype} output": problem.out_dtype == "fp32" != problem.dtype,
     }
     names = " and ".join(name for name, wanted in asked.items() if wanted)
-    if names:
-        return f"v3 with {names} is planned, not generated yet"
-    return untakable(problem.head_dim, problem.head_dim_v, problem.dtype)
+    return f"v3 with {names} is planned, not generated yet" if names else ""
 
 
 def _e4m3(problem: Problem, algo: str) -> str:
     """Why no e4m3 kernel is generated for the problem; empty if nothing of it stops that."""
     rules = (
         (problem.scales == "block" and algo != "v3", "only V3 has scale factors of blocks"),
-        (problem.bias == "dense", "a dense bias in e4m3 is too coarse: --bias dense_fp32 is exact"),
+        (
+            problem.bias == "dense" and problem.in_dtype == "e4m3",
+            "a dense bias in e4m3 is too coarse: --bias dense_fp32 is exact",
+        ),
     )
     return next((reason for applies, reason in rules if applies), "")
 

@@ -166,7 +166,7 @@ class Problem:
     @property
     def bias_bytes(self) -> int:
         """Of one element of a dense bias."""
-        return 4 if self.bias == "dense_fp32" else self.element_bytes
+        return 4 if self.bias == "dense_fp32" else self.in_bytes
 
     def with_(self, **changes: Any) -> Problem:
         """A copy with some options changed; defaults that depend on them move along."""

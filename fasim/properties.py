@@ -26,6 +26,7 @@ from fasim.model import flops, traffic
 from fasim.model.tiles import Tiles
 from fasim.plan import (
     SCALE_BLOCK,
+    SCALE_INPUTS,
     WARPGROUP_ROWS,
     KernelSpec,
     Launch,
@@ -671,6 +672,8 @@ class Trial:
         packed = {name: pack(x) for name, x in arrays.items()}
         lengths = {"cu_seqlens_q": problem.seq, "cu_seqlens_k": problem.seq_kv}
         ends = {n: inputs.cu_seqlens([length] * problem.batch) for n, length in lengths.items()}
+        if _takes_blocks(plan.kernel):
+            packed |= _packed_scales(arrays, ends)
         return {**placed(packed, layout), **ends}, plan.launch_for(problem)
 
     def changed(self, **changes: Any) -> Problem:
@@ -724,6 +727,28 @@ def pack(x: Array) -> Array:
     if x.ndim < 3:
         return x
     return np.ascontiguousarray(x.transpose(0, 2, 1, 3)).reshape(-1, x.shape[1], x.shape[3])
+
+
+def _takes_blocks(kernel: KernelSpec) -> bool:
+    """Whether a kernel is given scale factors of blocks of rows."""
+    return kernel.scales == "block" and not kernel.quantises
+
+
+def pack_scales(
+    parts: Sequence[Sequence[Array]], ends_q: Array, ends_k: Array, beyond: int = 0
+) -> dict[str, Array]:
+    """Scale factors of the blocks of packed sequences as a kernel takes them, (blocks, heads): of
+    q, k and v the (heads, blocks) of every sequence, where those part, and how many tokens come
+    after the last. NaN stands where no sequence has a block."""
+    packed: dict[str, Array] = {}
+    for name, own, ends in zip(SCALE_INPUTS, parts, (ends_q, ends_k, ends_k), strict=True):
+        blocks = int(ends[-1] + beyond) // SCALE_BLOCK + len(own)
+        packed[name] = np.full((blocks, len(own[0])), np.nan, np.float32)
+        for i, scales in enumerate(own):
+            count = math.ceil((ends[i + 1] - ends[i]) / SCALE_BLOCK)
+            first = ends[i] // SCALE_BLOCK + i
+            packed[name][first : first + count] = scales[:, :count].T
+    return packed
 
 
 def placed(arrays: Mapping[str, Array], layout: str) -> dict[str, Array]:
@@ -997,6 +1022,8 @@ def packed_sequences_are_those_one_by_one(trial: Trial) -> float:
     ends = {"cu_seqlens_q": lengths[0], "cu_seqlens_k": lengths[1]}
     arrays = {name: _joined(name, [one[name] for one in alone]) for name in alone[0]}
     arrays |= {name: inputs.cu_seqlens(own) + np.int32(1) for name, own in ends.items()}
+    if _takes_blocks(trial.kernel.plan.kernel):
+        arrays |= _packed_scales(trial.arrays, arrays, beyond=1)
     whole = trial.run_packed(arrays, trial.case.layout)
     _same_traffic(trial, *lengths)
     _check_ends(trial, whole)
@@ -1015,6 +1042,8 @@ def nan_stays_in_its_sequence(trial: Trial) -> float:
     lengths = [rng.integers(0, n + 1, problem.batch) for n in (problem.seq, problem.seq_kv)]
     parts = [_cut(trial, i, *map(int, own)) for i, own in enumerate(zip(*lengths, strict=True))]
     ends = dict(zip(("cu_seqlens_q", "cu_seqlens_k"), map(inputs.cu_seqlens, lengths), strict=True))
+    if _takes_blocks(trial.kernel.plan.kernel):
+        ends |= _packed_scales(trial.arrays, ends)
     lost = int(rng.integers(problem.batch))
     ruined = [_ruined(one) if i == lost else one for i, one in enumerate(parts)]
     clean, got = (
@@ -1045,7 +1074,22 @@ def _cut(trial: Trial, i: int, seq: int, seq_kv: int) -> dict[str, Array]:
     own = {name: x[i : i + 1] if x.ndim > 1 else x for name, x in given.items()}
     arrays = {name: x[:, :, : lengths[name]] if name in lengths else x for name, x in own.items()}
     arrays = dict(trial.given(arrays, batch=1, seq=seq, seq_kv=seq_kv))
-    return {name: pack(x) for name, x in arrays.items()}
+    packed = {name: pack(x) for name, x in arrays.items()}
+    if _takes_blocks(trial.kernel.plan.kernel):
+        ends = {
+            "cu_seqlens_q": inputs.cu_seqlens([seq]),
+            "cu_seqlens_k": inputs.cu_seqlens([seq_kv]),
+        }
+        packed |= _packed_scales(arrays, ends)
+    return packed
+
+
+def _packed_scales(
+    arrays: Mapping[str, Array], ends: Mapping[str, Array], beyond: int = 0
+) -> dict[str, Array]:
+    """Those of the blocks of packed sequences, the first tokens of all in ``arrays``."""
+    parts = [[*arrays[name]] for name in SCALE_INPUTS]
+    return pack_scales(parts, ends["cu_seqlens_q"], ends["cu_seqlens_k"], beyond)
 
 
 def _joined(name: str, parts: Sequence[Array]) -> Array:
@@ -1076,13 +1120,14 @@ def _check_ends(trial: Trial, whole: Outputs) -> None:
 
 def _same_traffic(trial: Trial, queries: Array, keys: Array) -> None:
     """The latest launch, if it was counted, moved of each tensor what its sequences would alone.
-    Where they part is read by the blocks past their ends too, which also have turns."""
+    Where they part is read by the blocks past their ends too, which also have turns, and largest
+    numbers of nothing."""
     if not isinstance(trial.runner, Counting):
         return
     spec, executed = trial.kernel.plan.kernel, trial.runner.last
     mapped = spec.mapped.values() or ("q", "k", "v", "o")
     for name in dict.fromkeys((*mapped, *spec.pointers)):
-        if name == "turns":
+        if name in ("turns", "most"):
             continue
         want = 0
         for seq, seq_kv in zip(queries.tolist(), keys.tolist(), strict=True):
@@ -1285,6 +1330,12 @@ def _unless_varlen(plan: Plan, runner: Runner) -> str:
     return "" if plan.kernel.varlen else "the kernel takes no packed sequences"
 
 
+def _unless_packed_apart(plan: Plan, runner: Runner) -> str:
+    if plan.kernel.quantises and plan.kernel.scales == "tensor":
+        return "all sequences share a scale factor"
+    return _unless_varlen(plan, runner)
+
+
 def _unless_split(plan: Plan, runner: Runner) -> str:
     if runner.name == "numpy":
         return "the numpy runner does not split keys"
@@ -1317,8 +1368,8 @@ PROPERTIES = (
     Property(an_endless_softcap_is_none, _unless_softcap),
     Property(a_bias_of_zero_is_none, _unless_bias),
     Property(a_constant_on_a_row_moves_only_its_lse, _unless_dense, ("fwd",)),
-    Property(packed_sequences_are_those_one_by_one, _unless_varlen),
-    Property(nan_stays_in_its_sequence, _unless_varlen, ("fwd",)),
+    Property(packed_sequences_are_those_one_by_one, _unless_packed_apart),
+    Property(nan_stays_in_its_sequence, _unless_packed_apart, ("fwd",)),
     Property(gradients_are_linear_in_that_of_o, passes=("bwd",)),
     Property(splitting_the_batch_changes_nothing, passes=("bwd",)),
     Property(rows_without_keys_have_no_gradient, _if_all_see, ("bwd",)),

@@ -380,12 +380,14 @@ def v3_instructions(kernel: KernelSpec) -> tuple[str, ...]:
     kinds = dict.fromkeys((kernel.dtype, kernel.out_dtype, kernel.in_dtype or kernel.dtype))
     rounding = tuple(f"cvt_{PTX_TYPES[kind]}x2" for kind in kinds)
     if kernel.scaled:
-        widening = ("cvt_f32_f16",) if kernel.in_dtype == "fp16" else ()
-        return ("ldmatrix_x4", "ldmatrix_x2", "mma_m16n8k32_e4m3", *rounding, *widening)
+        widened = kernel.in_dtype == "fp16" != kernel.bias_dtype  # a bias brings its own
+        rounding += ("cvt_f32_f16",) if widened else ()
     if kernel.pack_gqa:
         rounding = ("cp_async_bulk_tensor_5d", *rounding)
     if kernel.bias_dtype:
         return rounding
+    if kernel.scaled:
+        return ("ldmatrix_x4", "ldmatrix_x2", "mma_m16n8k32_e4m3", *rounding)
     return ("ldmatrix_x2", "ldmatrix_x1", f"mma_m16n8k8_{PTX_TYPES[kernel.dtype]}", *rounding)
 
 

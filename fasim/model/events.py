@@ -19,14 +19,17 @@ from fasim.errors import UsageError
 from fasim.plan import (
     SCALE_INPUTS,
     SLAB_BYTES,
+    TRANSPOSERS,
     V3,
     WARPGROUP,
     WARPGROUP_ROWS,
     Tile,
-    padded_tensors,
+    lays_out,
     transposed_shape,
     transposes,
     v3_layout,
+    value_slabs,
+    widened,
 )
 from fasim.problem import Problem
 
@@ -57,7 +60,7 @@ def units(problem: Problem, variant: str, role: str = "") -> int:
 def events(problem: Problem, variant: str, tile: Tile, splits: int = 1) -> Iterator[Event]:
     """The events of one of ``units`` heads, forward. Raises UsageError for rows that V3 pads: those
     tensors come from a kernel before."""
-    if variant == "v3" and padded_tensors(problem):
+    if variant == "v3" and widened(problem) != problem:
         raise UsageError("V3 that pads rows has no events", why="launches of their own copy them")
     streams = {"v1": _v1, "v2": _v2, "v2_split": _v2_split, **dict.fromkeys(V3, _v3)}
     return streams[variant](_Head(problem, variant, tile), splits)
@@ -118,8 +121,8 @@ class _Head:
 
     def transposed(self, key: int, count: int) -> int:
         """Bytes of so many keys of V laid out anew, up to the end of its last slab."""
-        _, slabs, rows, width = transposed_shape(self.problem)
-        return rows * max(0, min(count, slabs * width - key))
+        *_, rows, width = transposed_shape(self.problem)
+        return rows * max(0, min(count, value_slabs(self.problem) * width - key))
 
     def constants(self, role: str) -> Iterator[Event]:
         """What every thread of a block reads for itself, for some options."""
@@ -264,9 +267,11 @@ def _v3(head: _Head, _: int) -> Iterator[Event]:
 def _v3_transpose(head: _Head) -> Iterator[Event]:
     """In e4m3 a kernel before lays out V anew, a slab of keys after the other, for all heads that
     share it."""
-    p, slabs = head.problem, transposed_shape(head.problem)[1]
-    for key in range(0, slabs * SLAB_BYTES, SLAB_BYTES) if p.seq else ():
+    p, slabs = head.problem, value_slabs(head.problem)
+    for key in range(0, slabs * SLAB_BYTES, SLAB_BYTES) if lays_out(p) else ():
         keys = max(0, min(SLAB_BYTES, p.seq_kv - key))
+        if p.varlen:
+            yield Event(TRANSPOSER, "load", "cu_seqlens_k", bytes=8 * TRANSPOSERS)
         yield Event(TRANSPOSER, "load", "v", -1, key, keys * p.head_dim_v * p.element_bytes)
         yield Event(TRANSPOSER, "store", "vt", -1, key, head.transposed(key, SLAB_BYTES))
 

@@ -98,6 +98,9 @@ E4M3_BASE, ROUNDED_SUMS = 10, 2
 # What its options keep besides; a bias in fp32 on its way more for every key beyond the first
 # number, and one that meets a softcap's polynomials. Fitted to nvcc 13.0.
 V3_OPTION_REGISTERS = {"window": 12, "softcap": 0, "ALiBi": 8, "dense bias": 12, "sequences": 8}
+# In e4m3 the loader finds the tiles of a packed sequence, and consumers keep nothing. A dense bias
+# comes while no weights are there, and goes before the limits of a window do: those need no more.
+E4M3_OPTION_REGISTERS = {**V3_OPTION_REGISTERS, "sequences": 0}
 V3_FP32_BIAS_KEYS, V3_FP32_BIAS_PER_KEY = 32, 0.25
 V3_CAPPED_BIAS_KEYS, V3_CAPPED_BIAS_PER_KEY = 48, 0.5
 # What packed rows keep besides, beside scores of more than so many keys.
@@ -321,6 +324,9 @@ def backward_option_registers(problem: Problem) -> dict[str, int]:
 def v3_option_registers(problem: Problem, tiles: Tiles) -> dict[str, Ints]:
     """The same of V3's forward kernel."""
     none = np.zeros(len(tiles), np.int64)
+    if problem.dtype == "e4m3":
+        each = {**E4M3_OPTION_REGISTERS, **({"window": 0} if problem.dense else {})}
+        return {name: none + each[name] for name in _options(problem)}
     kept: dict[str, Ints] = {name: none + V3_OPTION_REGISTERS[name] for name in _options(problem)}
     if problem.bias == "dense_fp32":
         keys = np.maximum(tiles.block_kv - V3_FP32_BIAS_KEYS, 0)
@@ -557,7 +563,8 @@ def _quantised_workspace(problem: Problem) -> int:
     """Q and K in e4m3, scale factors, and the largest numbers of blocks that share one."""
     if not problem.quantises:
         return 0
-    t, factors = Tensors.of(problem), sum(map(math.prod, scale_shapes(problem).values()))
+    t = Tensors.of(widened(problem))
+    factors = sum(map(math.prod, scale_shapes(problem).values()))
     return t.q + t.k + 4 * (factors + sum(row_blocks(problem)) * (problem.scales != "block"))
 
 

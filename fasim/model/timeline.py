@@ -147,19 +147,17 @@ class _Flash:
         more. It pads rows before, and cuts those of O after."""
         if self.pass_ == "bwd":
             return 2 if self.algo == "v1" else 3
-        if transposes(self.algo, self.problem.dtype):
-            return 4 if self.problem.quantises and self.problem.scales != "block" else 2
         padded = traffic.pads(self.problem, self.algo, self.pass_)
-        return 1 + bool(set(padded) - {"o"}) + ("o" in padded)
+        copies = bool(set(padded) - {"o"}) + ("o" in padded)
+        if transposes(self.algo, self.problem.dtype):
+            shared = self.problem.quantises and self.problem.scales != "block"
+            return (4 if shared else 2) + copies
+        return 1 + copies
 
     def _aside_s(self) -> float:
         """Seconds of what stands before and after the main kernel, bound by HBM."""
         if self.pass_ == "fwd":
-            moved = 0
-            if transposes(self.algo, self.problem.dtype):
-                moved = traffic.laid_out(self.problem).total
-            if traffic.pads(self.problem, self.algo, self.pass_):
-                moved = traffic.padding(self.problem).total
+            moved = traffic.aside(self.problem, self.algo, self.pass_).total
             return float(moved / self.speed.hbm_bytes_s)
         t = Tensors.of(self.problem)
         rounding = t.q + 2 * _fp32_q(self.problem) if self.algo != "v1" else 0

@@ -23,13 +23,16 @@ from fasim.plan import (
     PADDED,
     PADDED_BYTES,
     SCALE_INPUTS,
+    TRANSPOSERS,
     WARPGROUP_ROWS,
+    lays_out,
     padded_tensors,
     quantisers,
     row_blocks,
     scale_shapes,
     transposed_shape,
     transposes,
+    value_slabs,
     widened,
 )
 from fasim.problem import Problem
@@ -84,7 +87,7 @@ def issued(problem: Problem, algo: str, pass_: str, tiles: Tiles) -> Bytes:
     if transposes(algo, problem.dtype):
         moved = _with_transposed(problem, seen, tiles.block_kv, moved)
     if pads(problem, algo, pass_):
-        moved = _with_padded(problem, seen, tiles)
+        moved = _with_padded(problem, moved)
     reads = _option_reads if pass_ == "fwd" else _option_reads_bwd
     return Bytes.by_tensor(_sum(moved.reads, reads(problem, algo, tiles)), moved.writes)
 
@@ -130,7 +133,7 @@ def _option_reads(problem: Problem, algo: str, tiles: Tiles) -> dict[str, Any]:
         reads["bias"] = heads * visits(problem, rows, tiles.step_kv).pairs * p.bias_bytes
     if p.varlen:
         readers = heads * seen.q_tiles if algo == "v3" else threads
-        of_q, of_k = _padders(problem) if pads(problem, algo, "fwd") else (0, 0)
+        of_q, of_k = _asking_aside(problem, algo)
         reads |= {"cu_seqlens_q": 8 * (readers + of_q), "cu_seqlens_k": 8 * (readers + of_k)}
     if p.dtype == "e4m3":
         readers = heads * seen.q_tiles if algo == "v3" else threads
@@ -198,9 +201,14 @@ def _v2_fwd(problem: Problem, seen: Visits, tiles: Tiles) -> Bytes:
     )
 
 
+def _v3_fwd(problem: Problem, seen: Visits, tiles: Tiles) -> Bytes:
+    """As V2, on rows that TMA takes."""
+    return _v2_fwd(widened(problem), seen, tiles)
+
+
 def _with_transposed(problem: Problem, seen: Visits, block_kv: Ints, moved: Bytes) -> Bytes:
     """V3 in e4m3: a kernel before lays out V anew, of which whole slabs of keys are read."""
-    p, (_, slabs, rows, width) = problem, transposed_shape(problem)
+    p, slabs, (*_, rows, width) = problem, value_slabs(problem), transposed_shape(problem)
     ragged = seen.kv_tiles * block_kv - p.seq_kv
     last = (seen.steps * block_kv - seen.keys) // np.maximum(ragged, 1)  # visits of the last tile
     walked = seen.keys + last * (slabs * width - p.seq_kv)
@@ -218,26 +226,28 @@ def _sum(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
 
 def laid_out(problem: Problem) -> Bytes:
     """What the kernels that lay out V anew move, or that quantise all inputs."""
-    if problem.seq == 0:
+    if not lays_out(problem):
         return Bytes(0, 0)
-    p, vt = problem, {"vt": math.prod(transposed_shape(problem))}
+    p, (*_, rows, width) = problem, transposed_shape(problem)
+    vt = {"vt": p.batch * p.kv_heads * value_slabs(p) * rows * width}
     v = p.batch * p.kv_heads * p.seq_kv * p.head_dim_v * p.in_bytes
     if not p.quantises:
         return Bytes.by_tensor({"v": v}, vt)
-    t, passes = Tensors.of(p), 1 if p.scales == "block" else 2
+    t, made, passes = Tensors.of(p), Tensors.of(widened(p)), 1 if p.scales == "block" else 2
     given = {"q": t.q * p.in_bytes, "k": t.k * p.in_bytes, "v": v}
     read, write = _scale_factors(p)
     reads = {name: passes * count for name, count in given.items()} | read
-    return Bytes.by_tensor(reads, {"q8": t.q, "k8": t.k, **vt, **write})
+    return Bytes.by_tensor(reads, {"q8": made.q, "k8": made.k, **vt, **write})
 
 
 def _scale_factors(problem: Problem) -> tuple[dict[str, int], dict[str, int]]:
     """Bytes read and written to find scale factors: those that several blocks of rows share come
     from the largest number of each, and every thread that quantises reads one."""
-    write = {name: 4 * math.prod(shape) for name, shape in scale_shapes(problem).items()}
-    if problem.scales == "block":
-        return {}, write
     threads, blocks = quantisers(problem), row_blocks(problem)
+    if problem.scales == "block":
+        of_q, of_k, _ = blocks
+        return {}, {name: 4 * n for name, n in zip(SCALE_INPUTS, (of_q, of_k, of_k), strict=True)}
+    write = {name: 4 * math.prod(shape) for name, shape in scale_shapes(problem).items()}
     read = {name: 4 * threads * n for name, n in zip(SCALE_INPUTS, blocks, strict=True)}
     most = {"most": 4 * sum(blocks)}
     return {**read, **most}, {**write, **most}
@@ -267,15 +277,38 @@ def _padders(problem: Problem) -> tuple[int, int]:
     return of_q, of_k
 
 
-def _with_padded(problem: Problem, seen: Visits, tiles: Tiles) -> Bytes:
+def _asking_aside(problem: Problem, algo: str) -> tuple[int, int]:
+    """Threads of the kernels around the main one that ask where sequences of queries end, and those
+    of keys."""
+    of_q, of_k = _padders(problem) if pads(problem, algo, "fwd") else (0, 0)
+    if not transposes(algo, problem.dtype):
+        return of_q, of_k
+    if not problem.quantises:
+        slabs = problem.batch * problem.kv_heads * value_slabs(problem)
+        return of_q, of_k + TRANSPOSERS * slabs
+    queries, keys, values = row_blocks(problem)
+    times = quantisers(problem) * (1 if problem.scales == "block" else 2)
+    return of_q + times * queries, of_k + times * (keys + values)
+
+
+def _with_padded(problem: Problem, main: Bytes) -> Bytes:
     """V3 on rows that were padded before, and are cut after."""
-    names = padded_tensors(problem)
-    main, aside = _v2_fwd(widened(problem), seen, tiles), padding(problem)
+    names, aside = padded_tensors(problem), padding(problem)
     both = []
     for moved, more in ((main.reads, aside.reads), (main.writes, aside.writes)):
         renamed = {f"{n}{PADDED}" if n in names else n: b for n, b in moved.items()}
         both.append(renamed | {n: renamed.get(n, 0) + b for n, b in more.items()})
     return Bytes.by_tensor(*both)
+
+
+def aside(problem: Problem, algo: str, pass_: str) -> Bytes:
+    """What moves before and after the main kernel of a forward pass."""
+    parts = []
+    if transposes(algo, problem.dtype):
+        parts.append(laid_out(problem))
+    if pads(problem, algo, pass_):
+        parts.append(padding(problem))
+    return Bytes(sum(part.read for part in parts), sum(part.write for part in parts))
 
 
 def _v2_split(problem: Problem, tiles: Tiles) -> Bytes:
@@ -414,7 +447,7 @@ _ISSUED: dict[tuple[str, str], Callable[[Problem, Visits, Tiles], Bytes]] = {
     ("v2", "bwd"): _v2_bwd,
     ("v2_ordered", "bwd"): _v2_ordered,
     ("v2_second_pass", "bwd"): _second_pass,
-    ("v3", "fwd"): _v2_fwd,
+    ("v3", "fwd"): _v3_fwd,
     ("v3", "bwd"): _v3_bwd,
 }
 
@@ -446,13 +479,11 @@ def dram(
     if algo == "v1":
         return _v1_dram(problem, gpu, pass_, asked, resident)
     abreast = min(ABREAST, problem.batch * problem.kv_heads) if algo == "v2_ordered" else 1
-    before = padding(problem) if pads(problem, algo, pass_) else Bytes(0, 0)
+    before = aside(problem, algo, pass_)
     seen = widened(problem) if before.total else problem
     if algo == "v3_packed":  # the rows of a K/V head are walked by blocks of their own
         seen = replace(problem, heads=problem.kv_heads, seq=problem.group * problem.seq)
     walked = _walk_dram(seen, gpu, pass_, tiles, asked, resident, abreast)
-    if transposes(algo, problem.dtype):
-        before = laid_out(problem)
     read, write = walked.read + before.read, walked.write + before.write
     return Bytes(np.minimum(read, asked.read), np.minimum(write, asked.write))
 

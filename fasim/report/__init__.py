@@ -18,7 +18,7 @@ from fasim.entry import Entry
 from fasim.errors import UsageError
 from fasim.gpu import Gpu
 from fasim.model import silicon, traffic
-from fasim.plan import MOST_COLUMNS, columns_under_way, transposed_rows
+from fasim.plan import MOST_COLUMNS, columns_under_way, transposed_rows, widened
 from fasim.problem import MAX_HEAD_DIM, Problem
 
 SCHEMA = "fasim.report/1"
@@ -38,7 +38,8 @@ CONSTANTS: tuple[tuple[str, str], ...] = (
     (
         "plan",
         "WARP LAZY_DTYPES SCALE_INPUTS WARPGROUP WARPGROUP_ROWS LOADER_THREADS SLAB_BYTES"
-        " HOPPER_SMEM V3_TAIL_BYTES MOST_SPLITS ENDS_TILES SCALE_BLOCK ONES MOST_ROWS",
+        " HOPPER_SMEM V3_TAIL_BYTES MOST_SPLITS ENDS_TILES SCALE_BLOCK ONES MOST_ROWS"
+        " TRANSPOSERS",
     ),
     (
         "model.footprint",
@@ -49,8 +50,8 @@ CONSTANTS: tuple[tuple[str, str], ...] = (
         " OPTION_REGISTERS WANTED_BASE WANTED_PER_ACCUMULATOR SPLIT_REGISTERS COPIED_REGISTERS"
         " FEW_KEYS SUMS_REGISTERS SUMS_PER_KEY AMPERE BLACKWELL V3_BASE E4M3_BASE ROUNDED_SUMS"
         " DRIVER_BYTES MAX_SEQ"
-        " V3_OPTION_REGISTERS V3_FP32_BIAS_KEYS V3_FP32_BIAS_PER_KEY V3_CAPPED_BIAS_KEYS"
-        " V3_CAPPED_BIAS_PER_KEY V3_PACKED_KEYS V3_PACKED_REGISTERS",
+        " V3_OPTION_REGISTERS E4M3_OPTION_REGISTERS V3_FP32_BIAS_KEYS V3_FP32_BIAS_PER_KEY"
+        " V3_CAPPED_BIAS_KEYS V3_CAPPED_BIAS_PER_KEY V3_PACKED_KEYS V3_PACKED_REGISTERS",
     ),
     ("model.occupancy", "WARP_GRANULE"),
     ("model.traffic", "L2_SHARE DRIFT"),
@@ -147,11 +148,12 @@ def _check(entry: Entry) -> None:
             f"{entry.algo} has no tiles to show",
             hint="add --algo v1, v2 or v3: the page compares them with standard attention",
         )
-    if traffic.pads(entry.problem, entry.algo, entry.pass_):
+    if entry.algo == "v3" and widened(entry.problem) != entry.problem:
         raise UsageError(
             "the page does not plan V3 for rows that it pads",
             why="launches of their own copy them, which the page does not draw",
-            hint="`fasim plan` and `fasim explain` do; the page shows head_dim in multiples of 8",
+            hint="`fasim plan` and `fasim explain` do; the page shows head_dim in multiples of"
+            " 8, in e4m3 of 16",
         )
     assert entry.issued, "available entries carry their bytes"
     if entry.issued.total > MOST_BYTES:

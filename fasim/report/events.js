@@ -212,6 +212,7 @@ function makeEvents(model) {
   // is over.
   function transposeTurn(h, make, key, last) {
     const { p } = h, { lanes } = make.state, keys = Math.max(0, Math.min(C.SLAB_BYTES, p.seq_kv - key));
+    if (p.varlen) make.move(TRANSPOSER, TRANSPOSER, "load", "cu_seqlens_k", -1, -1, 8 * C.TRANSPOSERS);
     lanes[TRANSPOSER] = make.move(TRANSPOSER, TRANSPOSER, "load", "v", -1, key, keys * p.head_dim_v * p.e).end;
     const { end } = make.move("store", TRANSPOSER, "store", "vt", -1, key, h.transposed(key, C.SLAB_BYTES));
     if (last) for (const role of ["producer", ...consumersOf(h)]) lanes[role] = end;
@@ -307,7 +308,7 @@ function makeEvents(model) {
     if (before && !h.behind) ["lse", "o"].forEach(store);
     const s = works(now) && product("s", now, { q: now.q.end, k: now.k.end });
     if (s) until(s);
-    if (now && h.p.dense) until(make.move(role, role, "load", "bias", now.query, now.key, own(h, biasBytes(h, now.query, now.key), now.query, i)));
+    if (s && h.p.dense) until(make.move(role, role, "load", "bias", now.query, now.key, own(h, biasBytes(h, now.query, now.key), now.query, i)));
     const pv = h.behind ? before && values() : first;
     if (before && h.behind) store("lse");
     const p = s && make.event(role, role, "softmax", "p", now.query, now.key, 0, h.clocks.p, { s: s.end }, "mufu");
@@ -337,7 +338,7 @@ function makeEvents(model) {
 
   function turnsOf(h) {
     const { p, t, variant } = h;
-    if (!h.queries.length) return [];
+    if (!h.queries.length && variant !== "v3") return [];
     if (variant === "v1") return range(0, Math.max(p.seq_kv, 1), t.n).map((key, i) => (make) => v1Turn(h, make, key, i === 0));
     if (variant === "v2") {
       const order = p.mask === "causal" ? [...h.queries].reverse() : h.queries;
@@ -348,7 +349,7 @@ function makeEvents(model) {
   }
 
   function transposeTurns(h) {
-    const slabs = transposes(h.variant, h.p) ? range(0, transposedShape(h.p)[1], C.SLAB_BYTES) : [];
+    const slabs = transposes(h.variant, h.p) && (h.p.seq || h.p.varlen) ? range(0, transposedShape(h.p)[1], C.SLAB_BYTES) : [];
     return slabs.map((key, i) => (make) => transposeTurn(h, make, key, i === slabs.length - 1));
   }
 
@@ -364,7 +365,7 @@ function makeEvents(model) {
   // it began; the events of a turn are made again when they are asked for. `before` counts the turns of
   // the kernel before the main one, which begins at `begun`.
   function simulate(entry) {
-    const h = headOf(entry), turns = turnsOf(h), before = turns.length ? transposeTurns(h).length : 0;
+    const h = headOf(entry), turns = turnsOf(h), before = transposeTurns(h).length;
     const sim = { h, before, turns: turns.length, start: [], end: [], read: [0], write: [0], steps: [0], lanes: new Set() };
     const states = [];
     let state = fresh();

@@ -131,7 +131,13 @@ function makeModel(C, GPUS) {
   const transposes = (variant, p) => variant === "v3" && p.dtype === "e4m3";
 
   // Of one head: rows of V laid out anew, the ones among them, and keys in whole slabs.
-  const transposedShape = (p) => [p.dv + C.ONES, roundUp(Math.max(p.seq_kv, 1), C.SLAB_BYTES)];
+  const transposedShape = (p) => [p.dv + C.ONES, roundUp(Math.max(p.seq_kv, p.varlen ? 0 : 1), C.SLAB_BYTES)];
+
+  // Bytes of V laid out anew in HBM: every packed sequence begins in a slab of its own.
+  function transposedBytes(p) {
+    const [rows, keys] = transposedShape(p), slabs = Math.floor((p.batch * p.seq_kv) / C.SLAB_BYTES) + p.batch;
+    return p.kv_heads * rows * (p.varlen ? slabs * C.SLAB_BYTES : p.batch * keys);
+  }
 
   // What the kernel that does so moves, for all heads.
   function laidOut(p) {
@@ -142,7 +148,7 @@ function makeModel(C, GPUS) {
   function hbm(p, variant, tile = null) {
     const t = tensors(p), inputs = t.q + t.kv + t.bias;
     const v1 = p.batch * p.heads * p.seq * 4 * (p.head_dim_v + 2);
-    const parts = variant === "v2_split" && tile ? v1 * tile.splits : 0, workspace = transposes(variant, p) ? laidOut(p).write : parts;
+    const parts = variant === "v2_split" && tile ? v1 * tile.splits : 0, workspace = transposes(variant, p) ? transposedBytes(p) : parts;
     const need = variant === "standard"
       ? { inputs, outputs: t.o, s_and_p: 2 * t.scores, saved: 0, workspace: 0 }
       : { inputs, outputs: t.o + t.lse, s_and_p: 0, saved: 0, workspace: variant === "v1" ? v1 : workspace };
@@ -202,6 +208,7 @@ function makeModel(C, GPUS) {
   }
 
   function v3OptionRegisters(p, t) {
+    if (p.dtype === "e4m3") return optionRegisters(p, { ...C.E4M3_OPTION_REGISTERS, ...(p.dense && { window: 0 }) });
     let kept = optionRegisters(p, C.V3_OPTION_REGISTERS);
     if (p.bias === "dense_fp32") kept += Math.trunc(C.V3_FP32_BIAS_PER_KEY * Math.max(t.n - C.V3_FP32_BIAS_KEYS, 0));
     if (p.dense && p.softcap) kept += Math.trunc(C.V3_CAPPED_BIAS_PER_KEY * Math.max(t.n - C.V3_CAPPED_BIAS_KEYS, 0));
@@ -504,7 +511,7 @@ function makeModel(C, GPUS) {
 
   // The kernel before lays out V anew, of which whole slabs of keys are read.
   function withTransposed(p, t, v, reads, writes) {
-    const [rows, keys] = transposedShape(p), before = laidOut(p), any = Math.min(v.q_tiles, 1);
+    const [rows, keys] = transposedShape(p), before = laidOut(p), any = p.varlen ? 1 : Math.min(v.q_tiles, 1);
     const ragged = v.kv_tiles * t.n - p.seq_kv, last = Math.floor((v.steps * t.n - v.keys) / Math.max(ragged, 1));
     Object.assign(reads, { v: before.read * any, vt: p.batch * p.heads * rows * (v.keys + last * (keys - p.seq_kv)) });
     writes.vt = before.write * any;
@@ -516,6 +523,7 @@ function makeModel(C, GPUS) {
     if (p.bias === "alibi") reads.slopes = 4 * threads;
     if (p.dense) reads.bias = heads * visits(p, rowsApart(p, variant, t), t.step).pairs * p.biasBytes;
     if (p.varlen) reads.cu_seqlens_q = reads.cu_seqlens_k = 8 * (variant === "v3" ? heads * v.q_tiles : threads);
+    if (p.varlen && transposes(variant, p)) reads.cu_seqlens_k += (8 * C.TRANSPOSERS * p.batch * p.kv_heads * transposedShape(p)[1]) / C.SLAB_BYTES;
     const readers = variant === "v3" ? heads * v.q_tiles : threads;
     if (p.dtype === "e4m3") for (const name of C.SCALE_INPUTS) reads[name] = 4 * readers;
     if (p.scales === "block") {
@@ -733,7 +741,7 @@ function makeModel(C, GPUS) {
     if (p.dtype !== "fp32" && !gpu.tensor_flops[p.dtype]) return [`${gpu.name} has no ${p.dtype} tensor cores`, `${gpu.name} 的张量核心不支持 ${p.dtype}`];
     if (algo === "v3" && !gpu.wgmma) return ["wgmma and TMA exist only on sm_90a", "wgmma 与 TMA 只有 sm_90a 才有"];
     if (algo === "v3" && p.dtype === "fp32") return ["wgmma has no fp32", "wgmma 没有 fp32"];
-    if (algo === "v3" && p.dtype !== "e4m3" && (p.head_dim % 8 || p.head_dim_v % 8)) return ["the page does not plan V3 for rows that it pads", "本页不规划需要补齐行的 V3"];
+    if (algo === "v3" && (p.head_dim % (p.dtype === "e4m3" ? 16 : 8) || p.head_dim_v % 8)) return ["the page does not plan V3 for rows that it pads", "本页不规划需要补齐行的 V3"];
     if (algo === "v1" && p.dtype === "e4m3") return ["only V2 and V3 compute in e4m3", "只有 V2 与 V3 能用 e4m3 计算"];
     return null;
   }

@@ -2,15 +2,27 @@
 // Where TMA finds the rows of a head: they count from `row` on, in the head of `batch`.
 struct Place {
   int row, batch;
+//% if kernel.varlen and kernel.scaled
+  int block, blocks;  // of 128 rows: the first, of all packed ones, and how many
+//% endif
 };
 
 //% if kernel.varlen
 // To TMA every packed token ends a sequence as long as the longest. So rows past the end of one are
 // outside the tensor, and not those of the next: zeros where they are loaded, left out where stored.
+//% if kernel.scaled
+// Blocks of 128 rows, the slabs of V, begin anew with every sequence: at one that no other reaches.
+__device__ __forceinline__ Place place_of(int first_token, int tokens, int longest, int sequence) {
+  const int first = first_token / kScaleBlock + sequence;
+  return {longest - tokens, first_token + tokens, first, (tokens + kScaleBlock - 1) / kScaleBlock};
+}
+
+//% else
 __device__ __forceinline__ Place place_of(int first_token, int tokens, int longest) {
   return {longest - tokens, first_token + tokens};
 }
 
+//% endif
 //% endif
 // One thread brings a tile, slab by slab; the barrier completes when all its bytes have come.
 template <int kRows, int kTileSlabs>
@@ -37,11 +49,12 @@ __device__ __forceinline__ void load_packed(SlabTile<kRows, kTileSlabs>& tile, c
 //% endif
 //% if kernel.scaled
 // The same of V transposed, a slab of it, whose rows may be more than a box can have.
+//% set place = "head, slab" if kernel.varlen else "slab, head"
 __device__ __forceinline__ void load_values(SlabTile<kRowsV, 1>& tile, const TensorMap* map,
                                             u64* full, int slab, int head) {
 #pragma unroll
   for (int row = 0; row < kRowsV; row += kBoxRowsV) {
-    ptx::cp_async_bulk_tensor_4d(tile.slab[0][row], map, full, 0, row, slab, head);
+    ptx::cp_async_bulk_tensor_4d(tile.slab[0][row], map, full, 0, row, $(place));
   }
 }
 
@@ -57,15 +70,30 @@ struct Loader {  // its thread's view of the rings of K and V
 //% if kernel.scales == "block"
   const float* k_scale;
   const float* v_scale;
+//% endif
+//% if kernel.scales == "block" and not kernel.varlen
   int tiles;
 //% endif
   int count_k = 0, count_v = 0;
+//% if kernel.varlen and kernel.scaled
+
+  // The number of a tile of keys among all packed ones; beyond a sequence's last there is none, and what
+  // TMA brings are zeros.
+  __device__ __forceinline__ int block_of(int tile, const Place& keys) const {
+    return tile < keys.blocks ? keys.block + tile : -1;
+  }
+//% endif
 //% if kernel.scales == "block"
 
   // The scale factor of a tile of keys; beyond the last there is none.
   __device__ __forceinline__ float factor_of(const float* scales, int tile, int head,
                                              const Place& keys) const {
+//% if kernel.varlen
+    const int block = block_of(tile, keys);
+    return block >= 0 ? scales[i64(block) * kv_heads + head] : 1.f;
+//% else
     return tile < tiles ? scales[(i64(keys.batch) * kv_heads + head) * tiles + tile] : 1.f;
+//% endif
   }
 //% endif
 
@@ -88,7 +116,9 @@ struct Loader {  // its thread's view of the rings of K and V
     shared.value_factors[at.slot] = factor_of(v_scale, tile, head, keys);
 //% endif
     ptx::mbarrier_arrive_expect_tx(&shared.full_v[at.slot], sizeof(shared.v[0]));
-//% if kernel.scaled
+//% if kernel.scaled and kernel.varlen
+    load_values(shared.v[at.slot], v_map, &shared.full_v[at.slot], block_of(tile, keys), head);
+//% elif kernel.scaled
     load_values(shared.v[at.slot], v_map, &shared.full_v[at.slot], tile,
                 keys.batch * kv_heads + head);
 //% else

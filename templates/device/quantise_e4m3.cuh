@@ -7,6 +7,11 @@
 // Q and K are rotated first (incoherent processing, section 3.3 of the paper): every column gets a sign,
 // then a Hadamard transform spreads each element over its row. Both rotated, Q K^T is what it was.
 //% endif
+//% set wide = kernel.head_dim % 16 != 0
+//% set width = "kWide" if wide else "kHeadDim"
+//% set ends_q = "cu_seqlens_q" if kernel.varlen else "seq_q"
+//% set ends_k = "cu_seqlens_k" if kernel.varlen else "seq_kv"
+//% set ragged = kernel.head_dim % 8 != 0 or kernel.head_dim_v % 8 != 0
 using Input = u16;  // $(kernel.in_dtype)
 
 constexpr int kBlockRows = 128;
@@ -15,6 +20,9 @@ constexpr int kQuantisers = $(kernel.quantisers);  // threads of a block
 constexpr int kQuantisingBlocks = kQuantisers > 256 ? 1 : $(3 if kernel.incoherent else 2);
 constexpr int kEight = 8;  // elements of a 16-byte load
 constexpr int kQuantiserBytes = kDV * kBlockRows + 64;  // a tile of V, and a number of each warp
+//% if wide
+constexpr int kWide = (kHeadDim + 15) / 16 * 16;  // columns of Q and K in e4m3, zeros at their ends
+//% endif
 constexpr float kLargest = 448.f;
 constexpr float kSmallestScale = 1.17549435e-38f;  // of zeros, whose scale has a reciprocal too
 
@@ -24,6 +32,19 @@ __device__ __forceinline__ float to_float(u16 x) { return ptx::cvt_f32_f16(x); }
 __device__ __forceinline__ float to_float(u16 x) { return __uint_as_float(u32(x) << 16); }
 //% endif
 
+//% if ragged
+// Eight elements of a row that may begin anywhere, of which so many are there, the others zeros; those
+// that have a bit in `flips` change their sign.
+__device__ __forceinline__ void load_eight(float (&x)[kEight], const Input* from, int count,
+                                           u32 flips = 0) {
+#pragma unroll
+  for (int i = 0; i < kEight; ++i) {
+    const u32 loaded = i < count ? from[i] : 0;
+    x[i] = to_float(u16(loaded ^ (flips >> i & 1) << 15));
+  }
+}
+
+//% else
 // Eight elements of a row, or zeros; those that have a bit in `flips` change their sign.
 __device__ __forceinline__ void load_eight(float (&x)[kEight], const Input* from, bool inside,
                                            u32 flips = 0) {
@@ -38,6 +59,7 @@ __device__ __forceinline__ void load_eight(float (&x)[kEight], const Input* from
   }
 }
 
+//% endif
 __device__ __forceinline__ u32 four_e4m3(float a, float b, float c, float d) {
   return ptx::cvt_e4m3x2(a, b) | u32(ptx::cvt_e4m3x2(c, d)) << 16;
 }
@@ -79,14 +101,22 @@ __device__ __forceinline__ void load_rows(RowShare<kWidth>& share, const Input* 
 #pragma unroll
     for (int j = 0; j < share.kChunks; ++j) {
       const int row = share.row(i), column = share.chunk(j) * kEight;
+//% if ragged
+      const int count = row < rows ? kHeadDim - column : 0;
+      load_eight(share.x[i][j], from + row * stride + column, count, share.flips(j));
+//% elif wide
+      const bool inside = row < rows && column < kHeadDim;
+      load_eight(share.x[i][j], from + row * stride + column, inside, share.flips(j));
+//% else
       load_eight(share.x[i][j], from + row * stride + column, row < rows, share.flips(j));
+//% endif
     }
   }
 }
 
 template <int kWidth>
 __device__ __forceinline__ void store_rows(const RowShare<kWidth>& share, Element* to, int rows,
-                                           float inverse) {
+                                           float inverse$(", int step" if kernel.varlen)) {
 #pragma unroll
   for (int i = 0; i < share.kRows; ++i) {
 #pragma unroll
@@ -95,7 +125,7 @@ __device__ __forceinline__ void store_rows(const RowShare<kWidth>& share, Elemen
       float x[kEight];
 #pragma unroll
       for (int n = 0; n < kEight; ++n) x[n] = share.x[i][j][n] * inverse;
-      Element* place = to + share.row(i) * kWidth + share.chunk(j) * kEight;
+      Element* place = to + share.row(i) * $("step" if kernel.varlen else "kWidth") + share.chunk(j) * kEight;
       *reinterpret_cast<uint2*>(place) =
           make_uint2(four_e4m3(x[0], x[1], x[2], x[3]), four_e4m3(x[4], x[5], x[6], x[7]));
     }
@@ -138,6 +168,11 @@ __device__ __forceinline__ void rotate(RowShare<kWidth>& share) {
 #pragma unroll
   for (int i = 0; i < share.kRows; ++i) {
     Row<share.kChunks>& x = share.x[i];
+//% if wide
+    // The whole row is one thread's.
+#pragma unroll
+    for (int apart = 1; apart < kHeadDim; apart *= 2) transform_within<share.kChunks>(x, apart);
+//% else
 #pragma unroll
     for (int apart = 1; apart < kEight; apart *= 2) transform_within<share.kChunks>(x, apart);
 #pragma unroll
@@ -146,6 +181,7 @@ __device__ __forceinline__ void rotate(RowShare<kWidth>& share) {
     for (int apart = kEight; apart < share.kChunks * kEight; apart *= 2) {
       transform_within<share.kChunks>(x, apart);
     }
+//% endif
   }
 }
 //% endif
@@ -170,7 +206,11 @@ __device__ __forceinline__ void load_values(ValueShare& share, const Input* from
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
       const int key = key_at(share.place() + j), column = share.column(i);
+//% if ragged
+      load_eight(share.x[i][j], from + key * stride + column, key < rows ? kHeadDimV - column : 0);
+//% else
       load_eight(share.x[i][j], from + key * stride + column, key < rows && column < kHeadDimV);
+//% endif
     }
   }
 }
@@ -256,13 +296,21 @@ struct Rows {
   const Input* from;
   i64 stride;
   int count;
+//% if kernel.varlen
+  i64 place;  // of the first among the packed ones, where each token has one for every head
+  i64 block;  // theirs among all packed ones and heads, and where it is a slab of V
+//% endif
 };
 
 __host__ __device__ __forceinline__ int blocks_of(int seq) {
   return (seq + kBlockRows - 1) / kBlockRows;
 }
 
+//% if kernel.varlen
+// In the order of their numbers, if every sequence were as long as the longest.
+//% else
 // In the order of their numbers; V has a block where there are no keys, too.
+//% endif
 __device__ __forceinline__ Part part_of(int index, int q_heads, int kv_heads, int seq_q,
                                         int seq_kv) {
   const int of_q = q_heads * blocks_of(seq_q), of_k = kv_heads * blocks_of(seq_kv);
@@ -273,6 +321,20 @@ __device__ __forceinline__ Part part_of(int index, int q_heads, int kv_heads, in
   return {tensor, head, index - head * blocks};
 }
 
+//% if kernel.varlen
+// Past the end of a sequence there are none, or fewer.
+__device__ __forceinline__ Rows rows_of(const Part& part, const Input* x, const Strides& strides,
+                                        int heads, const int* cu_seqlens) {
+  const int sequence = u32(part.head) / u32(heads), head = part.head - sequence * heads;
+  const int begin = cu_seqlens[sequence], tokens = cu_seqlens[sequence + 1] - begin;
+  const i64 first = i64(part.block) * kBlockRows, token = begin + first;
+  const i64 block = begin / kBlockRows + sequence + part.block;
+  x += head * strides.head + token * strides.seq;
+  return {x, strides.seq, int(min(i64(kBlockRows), tokens - first)), token * heads + head,
+          block * heads + head};
+}
+
+//% else
 __device__ __forceinline__ Rows rows_of(const Part& part, const Input* x, const Strides& strides,
                                         int heads, int seq) {
   const i64 first = i64(part.block) * kBlockRows;
@@ -281,6 +343,7 @@ __device__ __forceinline__ Rows rows_of(const Part& part, const Input* x, const 
   return {x, strides.seq, int(min(i64(kBlockRows), seq - first))};
 }
 
+//% endif
 template <int kWidth>
 __device__ __forceinline__ void load(RowShare<kWidth>& share, const Rows& rows) {
   load_rows(share, rows.from, rows.stride, rows.count);
@@ -304,9 +367,13 @@ __device__ __forceinline__ float scale_of(const Share& share, float* scale, floa
 }
 
 // Where the factor of a part is.
+//% if kernel.varlen
+__device__ __forceinline__ i64 scale_at(const Part&, const Rows& rows) { return rows.block; }
+//% else
 __device__ __forceinline__ i64 scale_at(const Part& part, int seq) {
   return i64(part.head) * blocks_of(seq) + part.block;
 }
+//% endif
 //% else
 // The factor that the kernel before found.
 template <typename Share>
@@ -315,9 +382,9 @@ __device__ __forceinline__ float scale_of(const Share&, const float* scale, floa
 }
 
 //% if kernel.scales == "head"
-__device__ __forceinline__ i64 scale_at(const Part& part, int) { return part.head; }
+__device__ __forceinline__ i64 scale_at(const Part& part, $("const Rows&" if kernel.varlen else "int")) { return part.head; }
 //% else
-__device__ __forceinline__ i64 scale_at(const Part&, int) { return 0; }
+__device__ __forceinline__ i64 scale_at(const Part&, $("const Rows&" if kernel.varlen else "int")) { return 0; }
 //% endif
 
 // The largest magnitude of every block of rows, in the order of the blocks.
@@ -327,17 +394,17 @@ $(kernel.stem)_largest(
 $(parameters(kernel))) {
   // clang-format on
   extern __shared__ __align__(1024) unsigned char smem_raw[];
-  const Part part = part_of(blockIdx.x, batch * heads, batch * kv_heads, seq_q, seq_kv);
+  const Part part = part_of(blockIdx.x, batch * heads, batch * kv_heads, $(longest_q(kernel)), $(longest_k(kernel)));
   const bool of_q = part.tensor == 0;
   float found;
   if (part.tensor < 2) {
-    RowShare<kHeadDim> share;
-    load(share, of_q ? rows_of(part, q, q_strides, heads, seq_q)
-                     : rows_of(part, k, k_strides, kv_heads, seq_kv));
+    RowShare<$(width)> share;
+    load(share, of_q ? rows_of(part, q, q_strides, heads, $(ends_q))
+                     : rows_of(part, k, k_strides, kv_heads, $(ends_k)));
     found = largest(share.x) * share.kUnit;
   } else {
     ValueShare share;
-    load(share, rows_of(part, v, v_strides, kv_heads, seq_kv));
+    load(share, rows_of(part, v, v_strides, kv_heads, $(ends_k)));
     found = largest(share.x) * share.kUnit;
   }
   found = largest_of_block(found, reinterpret_cast<float*>(smem_raw));
@@ -359,10 +426,14 @@ $(parameters(kernel))) {
   const Part part = part_of(blockIdx.x, q_heads, k_heads, 1, 1);
   const int sharing = 1;
 //% endif
+//% if kernel.varlen
+  const int seq = part.tensor == 0 ? longest_q : longest_k;
+//% else
   const int seq = part.tensor == 0 ? seq_q : part.tensor == 1 ? seq_kv : max(seq_kv, 1);
+//% endif
   const int count = sharing * blocks_of(seq);
-  if (part.tensor > 0) most += q_heads * blocks_of(seq_q);
-  if (part.tensor > 1) most += k_heads * blocks_of(seq_kv);
+  if (part.tensor > 0) most += q_heads * blocks_of($(longest_q(kernel)));
+  if (part.tensor > 1) most += k_heads * blocks_of($(longest_k(kernel)));
   float found = 0.f;
   for (int i = threadIdx.x; i < count; i += kQuantisers) {
     found = fmaxf(found, most[i64(part.head) * count + i]);
@@ -380,26 +451,42 @@ $(parameters(kernel))) {
   // clang-format on
   extern __shared__ __align__(1024) unsigned char smem_raw[];
   float* warps = reinterpret_cast<float*>(smem_raw + kDV * kBlockRows);
-  const Part part = part_of(blockIdx.x, batch * heads, batch * kv_heads, seq_q, seq_kv);
+  const Part part = part_of(blockIdx.x, batch * heads, batch * kv_heads, $(longest_q(kernel)), $(longest_k(kernel)));
+//% if not kernel.varlen
   const i64 first = i64(part.block) * kBlockRows;
+//% endif
   const bool of_q = part.tensor == 0;
   if (part.tensor < 2) {
-    const Rows rows = of_q ? rows_of(part, q, q_strides, heads, seq_q)
-                           : rows_of(part, k, k_strides, kv_heads, seq_kv);
+    const Rows rows = of_q ? rows_of(part, q, q_strides, heads, $(ends_q))
+                           : rows_of(part, k, k_strides, kv_heads, $(ends_k));
+//% if kernel.varlen
+    if (rows.count <= 0) return;
+//% else
     const int seq = of_q ? seq_q : seq_kv;
-    float* scale = (of_q ? q_scale : k_scale) + scale_at(part, seq);
-    RowShare<kHeadDim> share;
+//% endif
+    float* scale = (of_q ? q_scale : k_scale) + scale_at(part, $("rows" if kernel.varlen else "seq"));
+    RowShare<$(width)> share;
     load(share, rows);
     const float inverse = 1.f / scale_of(share, scale, warps, rows.count) * share.kUnit;
-    Element* to = (of_q ? q8 : k8) + (i64(part.head) * seq + first) * kHeadDim;
+//% if kernel.varlen
+    Element* to = (of_q ? q8 : k8) + rows.place * $(width);
+    store_rows(share, to, rows.count, inverse, (of_q ? heads : kv_heads) * $(width));
+//% else
+    Element* to = (of_q ? q8 : k8) + (i64(part.head) * seq + first) * $(width);
     store_rows(share, to, rows.count, inverse);
+//% endif
   } else {
-    const Rows rows = rows_of(part, v, v_strides, kv_heads, seq_kv);
+    const Rows rows = rows_of(part, v, v_strides, kv_heads, $(ends_k));
+//% if kernel.varlen
+    if (rows.count <= 0) return;
+//% endif
     ValueShare share;
     load(share, rows);
-    float* scale = v_scale + scale_at(part, seq_kv);
+    float* scale = v_scale + scale_at(part, $("rows" if kernel.varlen else "seq_kv"));
     const float inverse = 1.f / scale_of(share, scale, warps, rows.count) * share.kUnit;
+//% if not kernel.varlen
     const i64 slab = i64(part.head) * blocks_of(max(seq_kv, 1)) + part.block;
-    store_values(share, smem_raw, vt + slab * (kDV + 1) * kBlockRows, inverse);
+//% endif
+    store_values(share, smem_raw, vt + $("rows.block" if kernel.varlen else "slab") * (kDV + 1) * kBlockRows, inverse);
   }
 }

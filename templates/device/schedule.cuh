@@ -25,7 +25,7 @@ __device__ __forceinline__ Work work_at(int round, const Grid& grid) {
   const int first_query = (q_blocks - 1 - place / members) * kBlockQ;
 //% if kernel.varlen
   const Sequence sequence = sequence_at(cu_seqlens_q, cu_seqlens_k, head / grid.heads);
-  return {first_query, head % grid.heads, sequence};
+  return {first_query, head % grid.heads, sequence$(", head / grid.heads" if kernel.scaled)};
 //% else
   return {first_query, head % grid.heads, head / grid.heads};
 //% endif

@@ -9,8 +9,12 @@ struct Work {  // a tile of queries, of one head; first_query < 0: there is no m
   int first_query, head;
 //% if kernel.varlen
   Sequence sequence;
-//% else
+//% endif
+//% if kernel.scaled or not kernel.varlen
   int batch;
+//% endif
+//% if kernel.scaled and kernel.varlen
+  int end, begin;  // its tiles of keys: consumers have no registers to find them
 //% endif
 //% if kernel.scales == "block"
   float score_factor[kConsumers];  // of Q, and softmax's scale; those of K come with its tiles

@@ -1,3 +1,8 @@
+//% if kernel.bias_dtype
+// ---- Online softmax -----------------------------------------------------------------------------
+// FlashAttention-3, algorithm 1. The largest weight of a row is 2^5. To compute scores again their biases
+// would have to be read again: the maximum is looked for in every tile instead, and no weight is too large.
+//% else
 // ---- Online softmax, lazily ---------------------------------------------------------------------
 // FlashAttention-3, algorithm 1, with weights relative to an earlier maximum, which changes nothing while
 // none leaves the range of e4m3. Its weight is 2^5: what a row has seen by then may outgrow it 14 times,
@@ -7,9 +12,11 @@
 // and what was summed so far is rescaled. By then the products with V have begun: they do not wait for
 // an answer that is always no. The first tiles of a row are always looked at, and then those
 // that are four times as far on.
+//% endif
 //
 // A lone large weight need not be a number of e4m3: O is divided by the sum of the rounded weights, with
 // which its rounding goes; the log-sum-exp takes the weights as they are.
+//% if not kernel.bias_dtype
 constexpr float kLargestWeight = 448.f;
 
 // Whether a tile is looked at, the so-manieth of those whose keys a row all sees (the others come before).
@@ -17,6 +24,7 @@ __device__ __forceinline__ bool is_looked_at(int tile) {
   return tile <= 0 || (tile & (tile - 1) | tile & 0x2aaaaaaa) == 0;
 }
 
+//% endif
 // Makes these the references of the rows, for what was summed so far too. A row that sees no key keeps
 // no reference.
 __device__ __forceinline__ void move_to(RowState& row, Accumulator& o, const float (&max)[2],
@@ -83,6 +91,7 @@ __device__ __forceinline__ void weigh_step(u32 (&p)[4], float (&sum)[2], const f
   }
 }
 
+//% if not kernel.bias_dtype
 // Whether a row has the largest weight there is, which stands for all that are larger.
 __device__ __forceinline__ bool has_largest(const Weights& p, int half) {
   u32 found = 0;
@@ -135,6 +144,7 @@ __device__ __forceinline__ void lower(Weights& p, Accumulator& o, RowState& row,
   move_to(row, o, max, scale_log2);
 }
 
+//% endif
 // Turns scores into weights, exp(scale (s - max)) 2^5 for a recent maximum, or if the row looks that of
 // all its scores so far; and gives a lane's sums of them, before they were rounded.
 __device__ __forceinline__ void weigh(Weights& p, float (&sum)[2], Scores& s, Accumulator& o,

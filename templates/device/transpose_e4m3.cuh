@@ -21,6 +21,16 @@ __device__ __forceinline__ int word_at(int column, int word) {
   return column * kKeyWords + (word ^ column / 4 % kKeyWords);
 }
 
+//% if kernel.head_dim_v % 4
+// Up to four columns of a row that may begin at any byte.
+__device__ __forceinline__ u32 load_columns(const Element* row, int columns) {
+  u32 word = 0;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) word |= i < columns ? u32(row[i]) << 8 * i : 0;
+  return word;
+}
+
+//% endif
 // clang-format off
 extern "C" __global__ void __launch_bounds__(kTransposers)
 $(kernel.stem)_transpose(
@@ -28,9 +38,21 @@ $(parameters(kernel))) {
   // clang-format on
   __shared__ u32 slab[kDV * kKeyWords];
   constexpr int kColumnWords = kDV / 4;
+//% if kernel.varlen
+  const int slabs = (longest_k + kSlabColumns - 1) / kSlabColumns;
+  const int head = blockIdx.x / slabs, first_key = blockIdx.x % slabs * kSlabColumns;
+  const int sequence = head / kv_heads, kv_head = head % kv_heads;
+  const int first_token = cu_seqlens_k[sequence];
+  const int seq_kv = cu_seqlens_k[sequence + 1] - first_token;
+  if (first_key >= seq_kv) return;
+  v += first_token * v_strides.seq + kv_head * v_strides.head;
+  const i64 slab_number = first_token / kScaleBlock + sequence + first_key / kSlabColumns;
+  const i64 place = slab_number * kv_heads + kv_head;
+//% else
   const int slabs = (max(seq_kv, 1) + kSlabColumns - 1) / kSlabColumns;
   const int head = blockIdx.x / slabs, first_key = blockIdx.x % slabs * kSlabColumns;
   v += head / kv_heads * v_strides.batch + head % kv_heads * v_strides.head;
+//% endif
 #pragma unroll
   for (int i = 0; i < kColumnWords * kKeyWords / kTransposers; ++i) {
     const int n = i * kTransposers + threadIdx.x;
@@ -40,14 +62,18 @@ $(parameters(kernel))) {
     for (int j = 0; j < 4; ++j) {
       const i64 key = first_key + key_at(4 * word + j);
       const bool inside = key < seq_kv && column < kHeadDimV;
+//% if kernel.head_dim_v % 4
+      words[j] = inside ? load_columns(v + key * v_strides.seq + column, kHeadDimV - column) : 0;
+//% else
       words[j] = inside ? *reinterpret_cast<const u32*>(v + key * v_strides.seq + column) : 0;
+//% endif
     }
     transpose_bytes(words);
 #pragma unroll
     for (int j = 0; j < 4; ++j) slab[word_at(column + j, word)] = words[j];
   }
   __syncthreads();
-  u32* rows = reinterpret_cast<u32*>(vt) + i64(blockIdx.x) * (kDV + 1) * kKeyWords;
+  u32* rows = reinterpret_cast<u32*>(vt) + $("place" if kernel.varlen else "i64(blockIdx.x)") * (kDV + 1) * kKeyWords;
 #pragma unroll 4
   for (int n = threadIdx.x; n < kDV * kKeyWords; n += kTransposers) {
     rows[n] = slab[word_at(n / kKeyWords, n % kKeyWords)];

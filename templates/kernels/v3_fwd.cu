@@ -158,7 +158,7 @@ $(parameters(kernel))) {
   };
   const auto queries_of = [&](const Work& work) {  // where TMA finds them
 //% if kernel.varlen
-    return place_of(work.sequence.q, work.sequence.seq_q, longest_q);
+    return place_of(work.sequence.q, work.sequence.seq_q, longest_q$(", work.batch" if kernel.scaled));
 //% else
     return Place{0, work.batch};
 //% endif
@@ -167,7 +167,9 @@ $(parameters(kernel))) {
   if (warpgroup == kConsumers) {  // ---- Producer ----
     ptx::setmaxnreg_dec<kLoaderRegisters>();
     if (threadIdx.x % 128 != 0) return;
-//% if kernel.scales == "block"
+//% if kernel.scales == "block" and kernel.varlen
+    Loader loader = {shared, &$(map_of(kernel, "k")), &vt_map, kv_heads, k_scale, v_scale};
+//% elif kernel.scales == "block"
     const int tiles_kv = (seq_kv + kBlockKV - 1) / kBlockKV;
     Loader loader = {shared, &$(map_of(kernel, "k")), &vt_map, kv_heads, k_scale, v_scale, tiles_kv};
 //% elif kernel.scaled
@@ -184,18 +186,24 @@ $(parameters(kernel))) {
     for (int round = 0;; ++round) {
       const Turn at = turn<kQStages>(round);
 //% if kernel.varlen
-      const Work work = next_work(next, grid, cu_seqlens_q, cu_seqlens_k);
+      $("Work" if kernel.scaled else "const Work") work = next_work(next, grid, cu_seqlens_q, cu_seqlens_k);
 //% else
       $("Work" if kernel.scaled else "const Work") work = work_at(round, grid);
 //% endif
 //% if kernel.scales == "block"
       // Those of K and V come with their tiles.
+//% if kernel.varlen
+      const Place scaled = queries_of(work);
+      const int q_blocks = scaled.blocks;
+      const float* q_scales = q_scale + i64(scaled.block) * heads + work.head;
+//% else
       const int q_blocks = (seq_q + kScaleBlock - 1) / kScaleBlock;
       const float* q_scales = q_scale + (i64(work.batch) * heads + work.head) * q_blocks;
+//% endif
 #pragma unroll
       for (int i = 0; i < kConsumers && work.first_query >= 0; ++i) {
         const int block = min((work.first_query + 64 * i) / kScaleBlock, q_blocks - 1);
-        work.score_factor[i] = normal_factor($(kernel.factors[0]) * q_scales[block]);
+        work.score_factor[i] = normal_factor($(kernel.factors[0]) * q_scales[$("i64(block) * heads" if kernel.varlen else "block")]);
       }
 //% elif kernel.scaled
       if (work.first_query >= 0) {
@@ -208,6 +216,10 @@ $(parameters(kernel))) {
         work.value_factor = v_scale[$(scale_of(kernel, "kv_heads", "kv_head"))];
       }
 //% endif
+//% if kernel.scaled and kernel.varlen
+      const Tiles tiles = key_tiles(work.first_query, span_of(work));
+      work.end = tiles.end, work.begin = tiles.begin;
+//% endif
       wait(&shared.empty_q[at.slot], at.parity ^ 1);
       shared.works[round % kWorks] = work;
       if (work.first_query < 0) {
@@ -216,7 +228,7 @@ $(parameters(kernel))) {
       }
       const Place queries = queries_of(work);
 //% if kernel.varlen
-      const Place keys = place_of(work.sequence.k, work.sequence.seq_kv, longest_k);
+      const Place keys = place_of(work.sequence.k, work.sequence.seq_kv, longest_k$(", work.batch" if kernel.scaled));
 //% else
       const Place keys = queries;
 //% endif
@@ -235,7 +247,9 @@ $(parameters(kernel))) {
       }
       note(kLoadQ, loader.count_k);
       const int kv_head = $("work.head" if kernel.pack_gqa else "work.head / (heads / kv_heads)");
+//% if not (kernel.scaled and kernel.varlen)
       const Tiles tiles = key_tiles(work.first_query, span_of(work));
+//% endif
       for (int tile = tiles.end - 1; tile >= tiles.begin; --tile) {
         loader.load_k(tile, kv_head, keys);
 //% if kernel.scaled
@@ -278,7 +292,7 @@ $(parameters(kernel))) {
     wait(&shared.full_q[at.slot], at.parity);
     const Work& work = shared.works[round % kWorks];
     const int first_query = work.first_query;
-    const Tiles tiles = key_tiles(first_query, span_of(work));
+    const Tiles tiles = $("{work.end, work.begin}" if kernel.scaled and kernel.varlen else "key_tiles(first_query, span_of(work))");
     ++round;
     tile = tiles.end - 1, last_tile = tiles.begin;
     whole = whole_tiles(first_query + 64 * warpgroup, span_of(work));
@@ -337,13 +351,15 @@ $(parameters(kernel))) {
 //% endif
   // From products to what softmax sees, for the keys from the tile's `column`-th on.
   const auto finish = [&](auto& s, int column) {
-//% if kernel.scales == "block" and not unscaled(kernel)
+//% if kernel.scales == "block" and not unscaled(kernel) and not kernel.bias_dtype
     multiply(s, key_factor);
 //% endif
 //% if not hooked(kernel)
     if (is_among(tile, whole)) return;
 //% endif
-//% if kernel.scaled
+//% if kernel.scales == "block" and kernel.bias_dtype
+    const float score_factor = normal_factor(factor_of_scores() * key_factor);
+//% elif kernel.scaled
     [[maybe_unused]] const float score_factor = factor_of_scores();
 //% endif
     const Work& work = shared.works[(round - 1) % kWorks];
@@ -387,9 +403,10 @@ $(parameters(kernel))) {
     note(kScored, n);
     finish(s, 0);
     float sum[2];
-    weigh(p, sum, s, o, row, $(softmax_factor(kernel)), is_looked_at(whole.end - tile)$(", key_factor" if unscaled(kernel)));
+    weigh(p, sum, s, o, row, $(softmax_factor(kernel)), $("true" if kernel.bias_dtype else "is_looked_at(whole.end - tile)")$(", key_factor" if unscaled(kernel)));
     note(kWeighed, n);
     const int slot = n % kStages;
+//% if not kernel.bias_dtype
     const auto few_scores_of = [&](FewScores& few, int step) {
       const auto& q_rows = shared.q[(round - 1) % kQStages][warpgroup];
       few_scores(few, q_rows, shared.k[slot], 32 * step);
@@ -398,7 +415,9 @@ $(parameters(kernel))) {
 //% endif
       finish(few, 32 * step);
     };
-    const auto check = [&](auto&... t) {
+//% endif
+    const auto check = [&](auto&...$(" t" if not kernel.bias_dtype)) {
+//% if not kernel.bias_dtype
       if (__any_sync(~0u, fmaxf(sum[0], sum[1]) > kLargestWeight)) {  // no weight exceeds its sum
         const bool moves[2] = {has_largest(p, 0), has_largest(p, 1)};
         if (__any_sync(~0u, moves[0] || moves[1])) {
@@ -406,6 +425,7 @@ $(parameters(kernel))) {
           (few_values(t, p, moves, shared.v[slot]), ...);
         }
       }
+//% endif
       row.sum[0] += sum[0];
       row.sum[1] += sum[1];
     };

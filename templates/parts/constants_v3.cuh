@@ -43,8 +43,8 @@ constexpr int kRowsV = kDV + 8;
 constexpr int kBoxRowsV = $(value_box_rows(kernel.head_dim_v));  // that TMA brings at once
 constexpr int kColumnsAtOnce = $(value_columns(kernel) | first);  // of P V
 constexpr int kSlabsV = kBlockKV / kSlabColumns;
-//% if kernel.scales == "block"
-constexpr int kScaleBlock = $(SCALE_BLOCK);  // rows of Q, K or V with a scale factor
+//% if kernel.scales == "block" or kernel.varlen
+constexpr int kScaleBlock = $(SCALE_BLOCK);  // rows of Q, K or V $("with a scale factor" if kernel.scales == "block" else "that no sequences share")
 //% endif
 //% else
 constexpr int kSlabsV = kSlabsO;
@@ -55,6 +55,9 @@ static_assert(kBlockKV % kGranule == 0 && kBlockKV <= 256, "whole steps, one ins
 static_assert(kSlabsO % kOutputParts == 0, "whole slabs of O");
 //% if kernel.scaled
 static_assert(kSlabsV * kSlabColumns == kBlockKV, "whole slabs of keys");
+//% if kernel.scales != "block" and kernel.varlen
+static_assert(kBlockKV == kScaleBlock, "a tile of keys is a slab of V");
+//% endif
 //% if kernel.scales == "block"
 static_assert(kBlockKV == kScaleBlock, "a tile of keys has one scale factor");
 static_assert(kScaleBlock % 64 == 0, "a consumer's queries have one");

@@ -17,9 +17,9 @@
 //% endif
 //% if kernel.scaled and not kernel.quantises
   const auto one = [](i64) { return 1.f; };
-  const float* q_scale = made<float>(i64(batch) * heads$(" * ((seq_q + 127) / 128)" if kernel.scales == "block"), one);
-  const float* k_scale = made<float>(i64(batch) * kv_heads$(" * ((seq_kv + 127) / 128)" if kernel.scales == "block"), one);
-  const float* v_scale = made<float>(i64(batch) * kv_heads$(" * ((seq_kv + 127) / 128)" if kernel.scales == "block"), one);
+  const float* q_scale = made<float>(i64(batch) * heads$(" * ((seq_q + 127) / 128" ~ (" + 1" if kernel.varlen) ~ ")" if kernel.scales == "block"), one);
+  const float* k_scale = made<float>(i64(batch) * kv_heads$(" * ((seq_kv + 127) / 128" ~ (" + 1" if kernel.varlen) ~ ")" if kernel.scales == "block"), one);
+  const float* v_scale = made<float>(i64(batch) * kv_heads$(" * ((seq_kv + 127) / 128" ~ (" + 1" if kernel.varlen) ~ ")" if kernel.scales == "block"), one);
 //% endif
 //% if kernel.varlen
   const int longest_q = seq_q,$(" longest_k = seq_kv," if kernel.pass_ == "bwd" or kernel.algo == "v3") total_q = batch * seq_q;

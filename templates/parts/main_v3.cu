@@ -17,7 +17,12 @@
 //% endif
 // The driver's encoder, found through the runtime: nothing needs to be linked.
 template <typename T>
+//% if kernel.varlen and kernel.scaled
+TensorMap encoded(T* array, i64 batch, i64 heads, i64 seq, i64 width, int rows,
+                  bool packed = true) {
+//% else
 TensorMap encoded(T* array, i64 batch, i64 heads, i64 seq, i64 width, int rows$(", i64 group = 0" if kernel.pack_gqa)) {
+//% endif
   static decltype(&cuTensorMapEncodeTiled) encode = nullptr;
   cudaDriverEntryPointQueryResult found;
   if (!encode) {
@@ -36,6 +41,12 @@ TensorMap encoded(T* array, i64 batch, i64 heads, i64 seq, i64 width, int rows$(
   const cuuint32_t box[] = {kSlabBytes / sizeof(T), cuuint32_t(either(group, rows)),
                             cuuint32_t(group ? rows / group : 1), 1, 1};
   const cuuint32_t ones[] = {1, 1, 1, 1, 1};
+//% elif kernel.varlen and kernel.scaled
+  const cuuint64_t ends = packed ? batch * seq + 1 : batch;
+  const cuuint64_t row = width * sizeof(T), token = packed ? row * heads : row;
+  const cuuint64_t head = packed ? row : row * seq;
+  const cuuint64_t strides[] = {token, head, packed ? token : head * heads};
+  if (packed) array -= seq * heads * width;
 //% elif kernel.varlen
   const cuuint64_t ends = batch * seq + 1;
   const cuuint64_t row = width * sizeof(T), strides[] = {row * heads, row, row * heads};
@@ -64,6 +75,7 @@ TensorMap encoded(T* array, i64 batch, i64 heads, i64 seq, i64 width, int rows$(
   return result;
 }
 
+//% set copies_in = kernel.padded_tensors not in ((), ("o",))
 int greatest_common_divisor(int a, int b) { return b ? greatest_common_divisor(b, a % b) : a; }
 
 int main(int argc, char** argv) {
@@ -88,19 +100,22 @@ int main(int argc, char** argv) {
   const Input* k = input(keys * kHeadDim, 2);
   const Strides q_strides = contiguous(heads, seq_q, kHeadDim);
   const Strides k_strides = contiguous(kv_heads, seq_kv, kHeadDim);
-  Element* q8 = device_array<Element>(rows * kHeadDim);
-  Element* k8 = device_array<Element>(keys * kHeadDim);
+//% set width = "kWide" if kernel.head_dim % 16 else "kHeadDim"
+  Element* q8 = device_array<Element>(rows * $(width));
+  Element* k8 = device_array<Element>(keys * $(width));
   const int q_parts = batch * heads * blocks_of(seq_q);
   const int k_parts = batch * kv_heads * blocks_of(seq_kv);
+//% set more_q = " + batch * heads" if kernel.varlen else ""
+//% set more_k = " + batch * kv_heads" if kernel.varlen else ""
   const int v_parts = batch * kv_heads * blocks_of(seq_kv > 0 ? seq_kv : 1);
   const int parts = q_parts + k_parts + v_parts;
-  float* q_scale = device_array<float>(q_parts);
-  float* k_scale = device_array<float>(k_parts);
-  float* v_scale = device_array<float>(v_parts);
-  const TensorMap q8_map = encoded(q8, batch, heads, seq_q, kHeadDim, 64);
-  const TensorMap k8_map = encoded(k8, batch, kv_heads, seq_kv, kHeadDim, kBlockKV);
+  float* q_scale = device_array<float>(q_parts$(more_q));
+  float* k_scale = device_array<float>(k_parts$(more_k));
+  float* v_scale = device_array<float>(v_parts$(more_k));
+  const TensorMap q8_map = encoded(q8, batch, heads, seq_q, $(width), 64);
+  const TensorMap k8_map = encoded(k8, batch, kv_heads, seq_kv, $(width), kBlockKV);
 //% elif "q" in kernel.padded_tensors
-  constexpr int kWide = 8 * kChunks<kHeadDim>;
+  constexpr int kWide = $(16 if kernel.scaled else 8) * kChunks<kHeadDim>;
   const Element *q = input(rows * kHeadDim, 1), *k = input(keys * kHeadDim, 2);
   const Strides q_strides = contiguous(heads, seq_q, kHeadDim);
   const Strides k_strides = contiguous(kv_heads, seq_kv, kHeadDim);
@@ -125,10 +140,19 @@ int main(int argc, char** argv) {
 //% if kernel.scaled
   const $("Input" if kernel.quantises else "Element")* v = input(keys * kHeadDimV, 3);
   const Strides v_strides = contiguous(kv_heads, seq_kv, kHeadDimV);
+//% if not (kernel.varlen and kernel.quantises)
   const int slabs = (seq_kv + kSlabColumns - 1) / kSlabColumns;
   const int all_slabs = batch * kv_heads * slabs;
+//% endif
+//% if kernel.varlen
+  const int packed_slabs = batch * seq_kv / kSlabColumns + batch;
+  Element* vt = device_array<Element>(i64(packed_slabs) * kv_heads * (kDV + 1) * kSlabColumns);
+  const TensorMap vt_map =
+      encoded(vt, packed_slabs, kv_heads, kDV + 1, kSlabColumns, kBoxRowsV, false);
+//% else
   Element* vt = device_array<Element>(i64(all_slabs) * (kDV + 1) * kSlabColumns);
   const TensorMap vt_map = encoded(vt, batch * kv_heads, slabs, kDV + 1, kSlabColumns, kBoxRowsV);
+//% endif
 //% elif "v" in kernel.padded_tensors
   constexpr int kWideV = 8 * kChunks<kHeadDimV>;
   const Element* v = input(keys * kHeadDimV, 3);
@@ -141,11 +165,18 @@ int main(int argc, char** argv) {
   const TensorMap v_map =
       encoded(input(keys * kHeadDimV, 3), batch, kv_heads, seq_kv, kHeadDimV, kBlockKV);
 //% endif
+//% if kernel.scaled and "o" in kernel.padded_tensors
+  constexpr int kWideO = 8 * kChunksO;
+  Output* o_padded = device_array<Output>(rows * kWideO);
+  const TensorMap o_padded_map = encoded(o_padded, batch, heads, seq_q, kWideO, 64);
+//% endif
 //% if "o" not in kernel.padded_tensors
   const TensorMap o_map = encoded(o, batch, heads, seq_q, kHeadDimV, 64$(", group" if kernel.pack_gqa));
 //% endif
 //% if kernel.padded_tensors
   const auto blocks_for = [](i64 chunks) { return int((chunks + kPadders - 1) / kPadders); };
+//% endif
+//% if copies_in
   i64 to_pad = 0;
 //% for name, columns, _, _ in padded_copies(kernel)
   to_pad += $("rows" if name == "q" else "keys") * kChunks<$(columns)>;
@@ -184,12 +215,12 @@ $(line)$(call(kernel, line)));
 //% if kernel.scaled and not kernel.quantises
     $(kernel.stem)_transpose<<<all_slabs, kTransposers>>>($(call(kernel, "    " ~ kernel.stem ~ "_transpose<<<all_slabs, kTransposers>>>(")));
 //% endif
-//% if kernel.padded_tensors
+//% if copies_in
     $(kernel.stem)_pad<<<blocks_for(to_pad), kPadders>>>($(call(kernel, "    " ~ kernel.stem ~ "_pad<<<blocks_for(to_pad), kPadders>>>(")));
 //% endif
     kernel<<<grid, kThreads, kSmemBytes>>>($(call(kernel)));
 //% if "o" in kernel.padded_tensors
-    const int unpad_grid = blocks_for(rows * kChunks<kHeadDimV>);
+    const int unpad_grid = blocks_for(rows * $("kChunksO" if kernel.scaled else "kChunks<kHeadDimV>"));
     $(kernel.stem)_unpad<<<unpad_grid, kPadders>>>($(call(kernel, "    " ~ kernel.stem ~ "_unpad<<<unpad_grid, kPadders>>>(")));
 //% endif
     cudaEventRecord(stop);

@@ -24,13 +24,29 @@ CASES: dict[str, dict[str, Any]] = {
     "v and o": {"head_dim": 16, "head_dim_v": 67, "window": (40, 9)},
     "packed": {"head_dim": 33, "dtype": "bf16", "varlen": True},
     "one column": {"head_dim": 1, "bias": "dense"},
+    "all in e4m3": {"dtype": "e4m3", "head_dim": 36, "head_dim_v": 33, "causal": True},
+    "q and k in e4m3": {"dtype": "e4m3", "head_dim": 25, "head_dim_v": 24, "scales": "head"},
+    "o of e4m3": {"dtype": "e4m3", "head_dim": 16, "head_dim_v": 66, "window": (40, 9)},
+    "nothing in e4m3": {"dtype": "e4m3", "head_dim": 16, "head_dim_v": 72, "bias": "alibi"},
+    "quantised, no whole eight": {
+        **{"dtype": "e4m3", "head_dim": 33, "head_dim_v": 35, "in_dtype": "bf16"},
+        **{"scales": "block", "causal": True},
+    },
+    "quantised, whole eights": {
+        **{"dtype": "e4m3", "head_dim": 40, "head_dim_v": 56, "in_dtype": "fp16"},
+    },
+    "quantised and rotated": {
+        **{"dtype": "e4m3", "head_dim": 4, "head_dim_v": 8, "in_dtype": "bf16"},
+        **{"scales": "head", "incoherent": True},
+    },
 }
 
 
 @cache
 def kernel_of(name: str) -> Kernel:
     problem = Problem(heads=2, kv_heads=1, seq=150, seq_kv=90, **CASES[name])
-    plan = planner.plan(problem, gpu.load("h200"), "v3", tile=TILE).plan
+    tile = None if problem.dtype == "e4m3" else TILE
+    plan = planner.plan(problem, gpu.load("h200"), "v3", tile=tile).plan
     assert plan
     return render(plan)
 
@@ -55,6 +71,37 @@ BUGS = {
     "rows are not wider": ("[row * kChunks<kColumns> + chunk]", "[row * (kColumns / 8) + chunk]"),
     "Q has as many heads as K": ("(row, q_strides, heads, ", "(row, q_strides, kv_heads, "),
 }
+
+
+E4M3_BUGS = {
+    "all in e4m3": {
+        "a chunk too many is read": ("if (16 * chunk + i < kColumns)", "if (true)"),
+        "columns of V beyond the last": ("i < columns ? u32(row[i])", "true ? u32(row[i])"),
+        "rows of O are not wider": ("[row * kChunksO + chunk]", "[row * (kHeadDimV / 8) + chunk]"),
+    },
+    "quantised, no whole eight": {
+        "columns beyond the last": ("i < count ? from[i] : 0", "count > 0 ? from[i] : 0"),
+        "rows are not wider": ("* seq + first) * kWide;", "* seq + first) * kHeadDim;"),
+    },
+    "quantised, whole eights": {
+        "a chunk too many is read": ("row < rows && column < kHeadDim;", "row < rows;"),
+    },
+    "quantised and rotated": {
+        "more columns than there are": ("apart < kHeadDim; apart", "apart < kEight; apart"),
+    },
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "bug"), [(name, bug) for name, bugs in E4M3_BUGS.items() for bug in bugs]
+)
+def test_a_wrong_copy_in_e4m3_is_found(name: str, bug: str) -> None:
+    kernel = kernel_of(name)
+    right, wrong = E4M3_BUGS[name][bug]
+    assert kernel.source.count(right) == 1
+    edited = parse(kernel.source.replace(right, wrong))
+    with pytest.raises((Fault, CheckFailed)):
+        check(edited, 4)
 
 
 @pytest.mark.parametrize("bug", BUGS)

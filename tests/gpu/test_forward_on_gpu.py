@@ -68,6 +68,27 @@ def test_v3_pads_rows(head_dim: int, head_dim_v: int, varlen: bool) -> None:
     properties.verify(render(plan), gpu.GpuRunner(), examples=15).check()
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"head_dim": 36, "head_dim_v": 33, "causal": True},
+        {"head_dim": 100, "in_dtype": "bf16", "scales": "block"},
+        {"head_dim": 64, "varlen": True, "causal": True, "scales": "block"},
+        {"head_dim": 128, "varlen": True, "in_dtype": "bf16", "scales": "head"},
+        {"head_dim": 64, "bias": "dense_fp32", "scales": "head"},
+        {"head_dim": 128, "bias": "dense", "in_dtype": "bf16", "causal": True, "scales": "block"},
+    ],
+    ids=str,
+)
+def test_v3_in_e4m3_has_every_option(options: dict[str, Any]) -> None:
+    here = load("auto")
+    if here.arch != "sm_90a":
+        pytest.skip("V3 runs on sm_90a only")
+    plan = planner.plan(Problem(dtype="e4m3", **options), here, "v3").plan
+    assert plan
+    properties.verify(render(plan), gpu.GpuRunner(), examples=15).check()
+
+
 @pytest.mark.parametrize("algo", ALGOS)
 def test_queries_before_the_first_key_give_zero(algo: str) -> None:
     kernel = kernel_of(algo, "fp32", causal=True, head_dim=1)

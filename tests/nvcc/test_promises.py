@@ -198,6 +198,21 @@ V3_E4M3: tuple[dict[str, Any], ...] = (
     {"in_dtype": "fp16", "scales": "head", "incoherent": True},
     {"in_dtype": "bf16", "scales": "block", "head_dim": 80, "head_dim_v": 112},
     {"in_dtype": "bf16", "head_dim": 256, "head_dim_v": 64, "incoherent": True},
+    {"head_dim": 36, "head_dim_v": 33, "causal": True},
+    {"head_dim": 64, "bias": "dense_fp32", "causal": True, "scales": "head"},
+    {"head_dim": 128, "bias": "dense", "in_dtype": "bf16", "scales": "block"},
+    {"head_dim": 96, "bias": "dense_fp32", "softcap": 50.0, "scales": "block"},
+    {"head_dim": 256, "bias": "dense_fp32", "window": (63, 64), "scales": "block"},
+    {"head_dim": 256, "bias": "dense", "in_dtype": "fp16", "softcap": 50.0, "causal": True},
+    {"head_dim": 64, "varlen": True, "causal": True, "scales": "head"},
+    {"head_dim": 128, "varlen": True},
+    {"head_dim": 128, "varlen": True, "window": (63, 64), "scales": "block"},
+    {"head_dim": 256, "varlen": True, "window": (63, 64), "in_dtype": "bf16", "scales": "block"},
+    {"head_dim": 256, "varlen": True, "in_dtype": "fp16", "scales": "head"},
+    {"head_dim": 100, "varlen": True, "in_dtype": "bf16", "bias": "alibi", "softcap": 50.0},
+    {"head_dim": 255, "scales": "block", "window": (63, 64)},
+    {"in_dtype": "bf16", "scales": "head", "head_dim": 100},
+    {"in_dtype": "fp16", "scales": "block", "head_dim": 72, "head_dim_v": 251},
 )
 
 

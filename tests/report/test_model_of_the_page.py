@@ -50,6 +50,9 @@ PROBLEMS: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ("v3", "h200", {"seq": 1000, "seq_kv": 700, "causal": True, "dtype": "e4m3", "head_dim": 64}),
     ("v3", "gh200", {"seq": 700, "window": (200, 30), "dtype": "e4m3", "scales": "block"}),
     ("v3", "h200", {"seq": 520, "bias": "alibi", "softcap": 9.0, "dtype": "e4m3", "head_dim": 96}),
+    ("v2", "h200", {"seq": 300, "head_dim": 40, "dtype": "e4m3"}),
+    ("v3", "h200", {"seq": 700, "window": (90, 7), "bias": "dense_fp32", "dtype": "e4m3"}),
+    ("v3", "h200", {"seq": 520, "batch": 3, "kv_heads": 4, "dtype": "e4m3", "varlen": True}),
 )
 PACKED: dict[str, Any] = {"batch": 16, "heads": 16, "kv_heads": 4, "seq": 40, "dtype": "bf16"}
 PROBLEMS += (

@@ -896,7 +896,7 @@ def test_five_lines_of_python() -> None:
 
 
 def test_generate_says_why_not() -> None:
-    planned = fasim.plan(fasim.Problem(head_dim=36, dtype="e4m3"), gpu="h200", algo="v3")
+    planned = fasim.plan(fasim.Problem(out_dtype="fp32", dtype="e4m3"), gpu="h200", algo="v3")
     with pytest.raises(FasimError, match="no v3 kernel"):
         fasim.generate(planned)
 

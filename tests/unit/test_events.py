@@ -49,6 +49,11 @@ PROBLEMS: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ("v3", "h200", {"seq": 520, "dtype": "e4m3", "head_dim": 96, "batch": 2}),
     ("v3", "h200", {"seq": 200, "seq_kv": 0, "dtype": "e4m3"}),
     ("v3", "h200", {"seq": 0, "seq_kv": 200, "dtype": "e4m3"}),
+    ("v3", "h200", {"seq": 520, "bias": "dense_fp32", "dtype": "e4m3", "window": (90, 7)}),
+    ("v3", "h200", {"seq": 700, "seq_kv": 300, "dtype": "e4m3", "varlen": True, "batch": 2}),
+    ("v3", "h200", {"seq": 300, "scales": "block", "dtype": "e4m3", "varlen": True}),
+    ("v3", "h200", {"seq": 0, "seq_kv": 200, "dtype": "e4m3", "varlen": True}),
+    ("v3", "h200", {"seq": 200, "seq_kv": 0, "dtype": "e4m3", "varlen": True}),
 )
 
 

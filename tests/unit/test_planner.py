@@ -82,11 +82,16 @@ def test_published_fa3_tiles_are_among_the_best(case, causal):
         {"bias": "dense"},
         {"bias": "dense_fp32", "softcap": 30.0},
         {"varlen": True, "causal": True},
+        {"dtype": "e4m3", "varlen": True, "scales": "block"},
+        {"dtype": "e4m3", "bias": "dense_fp32", "head_dim": 256, "window": (63, 64)},
+        {"dtype": "e4m3", "bias": "dense", "in_dtype": "fp16", "scales": "head"},
+        {"dtype": "e4m3", "head_dim": 33, "head_dim_v": 65, "softcap": 30.0},
     ],
     ids=str,
 )
 def test_v3_is_generated_with_every_option(options):
-    entry = planner.plan(Problem(seq=4096, dtype="bf16", **options), gpus.load("h200"), "v3")
+    problem = Problem(**{"seq": 4096, "dtype": "bf16", **options})
+    entry = planner.plan(problem, gpus.load("h200"), "v3")
     assert entry.generable, entry.reason
     assert Plan.from_json(entry.plan.to_json()) == entry.plan
 
@@ -108,17 +113,15 @@ def test_a_plan_says_which_rows_v3_pads(dims, names):
 @pytest.mark.parametrize(
     ("changes", "why"),
     [
-        ({"dtype": "e4m3", "head_dim_v": 100}, "TMA takes rows of whole 16 bytes, not of 100"),
-        ({"dtype": "e4m3", "head_dim": 72}, "TMA takes rows of whole 16 bytes, not of 72"),
         (
             {"dtype": "e4m3", "out_dtype": "fp32"},
             "v3 with fp32 output is planned, not generated yet",
         ),
-        (
-            {"dtype": "e4m3", "varlen": True},
-            "v3 with packed e4m3 sequences is planned, not generated yet",
-        ),
         ({"varlen": True, "bias": "dense"}, "a dense bias of packed sequences has no layout yet"),
+        (
+            {"dtype": "e4m3", "bias": "dense"},
+            "a dense bias in e4m3 is too coarse: --bias dense_fp32 is exact",
+        ),
     ],
 )
 def test_what_v3_is_not_generated_for_says_why(changes, why):

@@ -18,6 +18,7 @@ from fasim.plan import (
     Tile,
     columns_at_once,
     columns_under_way,
+    packed_blocks,
     transposed_rows,
     value_box_rows,
 )
@@ -69,6 +70,50 @@ def test_bytes_by_hand() -> None:
     assert footprint.hbm(wanted, "v3", "fwd").workspace == 2 * 3 * 97 * 256
 
 
+def test_packed_sequences_begin_in_slabs_of_their_own() -> None:
+    wanted = problem(varlen=True, batch=3).with_(scales="block")
+    launch = plan_of(wanted).launch_for(tokens=(700, 260))
+    slabs, rows = 260 // 128 + 3, 96 + 1
+    assert launch.workspaces == {"vt": ((slabs, 3, rows, 128), "e4m3")}
+    assert launch.inputs["q_scale"] == ((700 // 128 + 3, 6), "fp32")
+    assert launch.inputs["k_scale"] == launch.inputs["v_scale"] == ((slabs, 3), "fp32")
+    assert launch.stages[0].grid == 3 * 3 * 2  # if all were as long as the longest
+    heads = plan_of(wanted.with_(scales="head")).launch_for(tokens=(700, 260))
+    assert heads.inputs["q_scale"] == ((3, 6), "fp32")
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_no_two_packed_sequences_share_a_block(seed: int) -> None:
+    """Sequence i, of tokens from t on, has blocks t // 128 + i and on: all it needs, in bounds."""
+    rng = np.random.default_rng(seed)
+    lengths = rng.choice([0, 1, 127, 128, 129, 300], 50)
+    wanted = problem(varlen=True, batch=len(lengths))
+    ends = np.concatenate([[0], np.cumsum(lengths)])
+    first = ends[:-1] // 128 + np.arange(len(lengths))
+    last = first + -(-lengths // 128)  # one past it
+    assert (last[:-1] <= first[1:]).all()
+    assert last[-1] <= packed_blocks(wanted, int(ends[-1]))
+
+
+def test_bytes_of_packed_sequences_by_hand() -> None:
+    wanted, tiles = problem(varlen=True), Tiles.of([TILE])
+    asked = traffic.issued(wanted, "v3", "fwd", tiles).at(0)
+    assert asked.writes["vt"] == 2 * 3 * 97 * 256
+    producers, transposers = 2 * 6 * 3, 2 * 3 * 2 * 128  # a thread a tile, a block's a slab
+    assert asked.reads["cu_seqlens_q"] == 8 * producers
+    assert asked.reads["cu_seqlens_k"] == 8 * (producers + transposers)
+    slabs = 2 * 200 // 128 + 2
+    assert footprint.hbm(wanted, "v3", "fwd").workspace == slabs * 3 * 97 * 128
+    quantised = wanted.with_(in_dtype="bf16")
+    asked = traffic.issued(quantised, "v3", "fwd", tiles).at(0)
+    blocks_q, blocks_k = 2 * 6 * 3, 2 * 3 * 2
+    assert asked.reads["cu_seqlens_q"] == 8 * (producers + 2 * 256 * blocks_q)
+    assert asked.reads["cu_seqlens_k"] == 8 * (producers + 2 * 256 * 2 * blocks_k)
+    assert asked.writes["most"] == 4 * (blocks_q + 2 * blocks_k)
+    nothing = traffic.issued(quantised.with_(seq_kv=0), "v3", "fwd", tiles).at(0)
+    assert nothing.writes["vt"] == 0
+
+
 def test_work_counts_the_column_of_ones() -> None:
     wanted = problem(seq=128, seq_kv=128)
     done = flops.executed(wanted, "v3", "fwd", Tiles.of([TILE]))[0]
@@ -106,6 +151,31 @@ def test_values_come_in_one_round_or_in_rounds_of_as_many_columns() -> None:
             assert columns in (most, most - 16)
             assert rows % columns != 8
         assert columns_under_way(dv, warps) == min(rows, 2 * columns)
+
+
+@pytest.mark.parametrize(
+    ("options", "more"),
+    [
+        ({"varlen": True}, 0),
+        ({"window": (9, 9)}, 12),
+        ({"bias": "dense_fp32"}, 12),
+        ({"bias": "dense", "in_dtype": "bf16", "window": (9, 9), "softcap": 30.0}, 12),
+    ],
+)
+def test_registers_of_options_by_hand(options: dict[str, Any], more: int) -> None:
+    tiles, plain = Tiles.of([TILE]), problem()
+    used, without = (
+        footprint.registers(p, "v3", "fwd", tiles)[0] for p in (problem(**options), plain)
+    )
+    assert used == without + more
+
+
+def test_a_dense_bias_has_the_type_of_the_inputs() -> None:
+    for in_dtype, size in (("bf16", 2), ("fp16", 2)):
+        wanted = problem(bias="dense", in_dtype=in_dtype)
+        assert plan_of(wanted).launch_for().inputs["bias"] == ((2, 6, 300, 200), in_dtype)
+        asked = traffic.issued(wanted, "v3", "fwd", Tiles.of([TILE])).at(0)
+        assert asked.reads["bias"] == 2 * 6 * 300 * 200 * size
 
 
 @pytest.mark.parametrize(("dv", "box"), [(64, 72), (128, 136), (192, 200), (224, 232), (256, 88)])
