@@ -37,7 +37,7 @@
 //   70293969  device/matmul_mma.cuh
 //   56ce5a2e  device/rows.cuh
 //   23af4307  device/score.cuh
-//   33c9e42f  device/score_rows.cuh
+//   2aadce9b  device/score_rows.cuh
 //   2371af69  device/softmax_lazy.cuh
 //   94288a38  device/store.cuh
 //   6364541a  device/tile.cuh

@@ -40,7 +40,7 @@
 //   70293969  device/matmul_mma.cuh
 //   56ce5a2e  device/rows.cuh
 //   23af4307  device/score.cuh
-//   33c9e42f  device/score_rows.cuh
+//   2aadce9b  device/score_rows.cuh
 //   2371af69  device/softmax_lazy.cuh
 //   94288a38  device/store.cuh
 //   6364541a  device/tile.cuh
@@ -71,7 +71,7 @@
 // "head_dim_v": 64, "heads": 16, "incoherent": false, "kv_heads": 16, "out_dtype": "bf16", "pass":
 // "fwd", "scale": 0.125, "scales": "tensor", "seq": 2048, "seq_kv": 2048, "softcap": 0.0, "varlen":
 // false, "window": [-1, -1]}, "schema": "fasim.plan/1", "smem_bytes": 65536}
-// ---- the rest of the file has sha256 18e56fa11e9336e4911828cf02021a33f8a95b25ec1afa3599cb1d58823285aa
+// ---- the rest of the file has sha256 3bfc9333129b45b85cb90d5fca183d0477857ac55495a7d85d105ed8bafc051b
 // FlashAttention-2, forward (Dao 2023, algorithm 1).
 //
 // One thread block per block of queries. It walks the keys and values once, from the last tile to
@@ -512,7 +512,8 @@ __device__ __forceinline__ BiasPair load_bias(const Bias* row, int column, int c
 template <bool kWhole>
 __device__ __forceinline__ void add_biases(Scores& s, const ScoreTerms& terms, int query, int key,
                                            int seq_q, int seq_kv) {
-  const int lane = threadIdx.x % 32, first = key + lane % 4 * 2;
+  const int lane = threadIdx.x % 32;
+  const int first = key + lane % 4 * 2;
 #pragma unroll
   for (int i = 0; i < 2 * kRowTiles; ++i) {
     const int row = query + 8 * i + lane / 4;

@@ -44,7 +44,7 @@
 //   56ce5a2e  device/rows.cuh
 //   6a818e15  device/schedule.cuh
 //   23af4307  device/score.cuh
-//   33c9e42f  device/score_rows.cuh
+//   2aadce9b  device/score_rows.cuh
 //   2e46e33c  device/settled_rows.cuh
 //   6c395fee  device/shared_v3.cuh
 //   f120efac  device/softmax_in_place.cuh

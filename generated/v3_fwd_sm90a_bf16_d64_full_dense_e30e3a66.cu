@@ -43,7 +43,7 @@
 //   56ce5a2e  device/rows.cuh
 //   6a818e15  device/schedule.cuh
 //   23af4307  device/score.cuh
-//   33c9e42f  device/score_rows.cuh
+//   2aadce9b  device/score_rows.cuh
 //   2e46e33c  device/settled_rows.cuh
 //   6c395fee  device/shared_v3.cuh
 //   f120efac  device/softmax_in_place.cuh
@@ -94,7 +94,7 @@
 // "head_dim_v": 64, "heads": 16, "incoherent": false, "kv_heads": 16, "out_dtype": "bf16", "pass":
 // "fwd", "scale": 0.125, "scales": "tensor", "seq": 2048, "seq_kv": 2048, "softcap": 0.0, "varlen":
 // false, "window": [-1, -1]}, "schema": "fasim.plan/1", "slots": 132, "smem_bytes": 115712}
-// ---- the rest of the file has sha256 a71720bf3716bc120b532c3e3db1f2967c269f3b5bb709006a4ddbb250950c8e
+// ---- the rest of the file has sha256 618d2936435429b23cc3326ad7729247640a8288fde07be7fdafc8e1f3bf26a5
 // FlashAttention-3, forward (Shah et al. 2024, algorithms 1 and 2).
 //
 // A block stays on its SM and works on one tile of queries after the other. One warpgroup, the producer,
@@ -747,7 +747,8 @@ __device__ __forceinline__ BiasPair load_bias(const Bias* row, int column, int c
 template <bool kWhole>
 __device__ __forceinline__ void add_biases(Scores& s, const ScoreTerms& terms, int query, int key,
                                            int seq_q, int seq_kv) {
-  const int lane = threadIdx.x % 32, first = key + lane % 4 * 2;
+  const int lane = threadIdx.x % 32;
+  const int first = key + lane % 4 * 2;
 #pragma unroll
   for (int i = 0; i < 2 * kRowTiles; ++i) {
     const int row = query + 8 * i + lane / 4;

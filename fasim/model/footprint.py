@@ -99,8 +99,8 @@ E4M3_BASE, ROUNDED_SUMS = 10, 2
 # number, and one that meets a softcap's polynomials. Fitted to nvcc 13.0.
 V3_OPTION_REGISTERS = {"window": 12, "softcap": 0, "ALiBi": 8, "dense bias": 12, "sequences": 8}
 # In e4m3 the loader finds the tiles of a packed sequence, and consumers keep nothing. A dense bias
-# comes while no weights are there, and goes before the limits of a window do: those need no more.
-E4M3_OPTION_REGISTERS = {**V3_OPTION_REGISTERS, "sequences": 0}
+# is on its way beside O, S and addresses: fewer spill. It goes before the limits of a window come.
+E4M3_OPTION_REGISTERS = {**V3_OPTION_REGISTERS, "sequences": 0, "dense bias": 40}
 V3_FP32_BIAS_KEYS, V3_FP32_BIAS_PER_KEY = 32, 0.25
 V3_CAPPED_BIAS_KEYS, V3_CAPPED_BIAS_PER_KEY = 48, 0.5
 # What packed rows keep besides, beside scores of more than so many keys.

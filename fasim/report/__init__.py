@@ -17,7 +17,7 @@ from fasim import gpu
 from fasim.entry import Entry
 from fasim.errors import UsageError
 from fasim.gpu import Gpu
-from fasim.model import silicon, traffic
+from fasim.model import silicon
 from fasim.plan import MOST_COLUMNS, columns_under_way, transposed_rows, widened
 from fasim.problem import MAX_HEAD_DIM, Problem
 

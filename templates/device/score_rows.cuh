@@ -16,7 +16,7 @@ template <int kTiles>
 __device__ __forceinline__ void finish_scores(float (&s)[kRowTiles][kTiles][4],
                                               const ScoreTerms& terms, int query, int key,
                                               int seq_q, int seq_kv) {
-  const int lane = threadIdx.x % 32;
+  const int lane = $("ptx::thread_index()" if kernel.transposes else "threadIdx.x") % 32;
 #pragma unroll
   for (int i = 0; i < 2 * kRowTiles; ++i) {
     const float aligned = query + 8 * i + lane / 4 + seq_kv - seq_q - key - lane % 4 * 2;
@@ -46,7 +46,8 @@ __device__ __forceinline__ BiasPair load_bias(const Bias* row, int column, int c
 template <bool kWhole>
 __device__ __forceinline__ void add_biases(Scores& s, const ScoreTerms& terms, int query, int key,
                                            int seq_q, int seq_kv) {
-  const int lane = threadIdx.x % 32, first = key + lane % 4 * 2;
+  const int lane = $("ptx::thread_index()" if kernel.transposes else "threadIdx.x") % 32;
+  const int first = key + lane % 4 * 2;
 #pragma unroll
   for (int i = 0; i < 2 * kRowTiles; ++i) {
     const int row = query + 8 * i + lane / 4;

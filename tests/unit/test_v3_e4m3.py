@@ -158,8 +158,8 @@ def test_values_come_in_one_round_or_in_rounds_of_as_many_columns() -> None:
     [
         ({"varlen": True}, 0),
         ({"window": (9, 9)}, 12),
-        ({"bias": "dense_fp32"}, 12),
-        ({"bias": "dense", "in_dtype": "bf16", "window": (9, 9), "softcap": 30.0}, 12),
+        ({"bias": "dense_fp32"}, 40),
+        ({"bias": "dense", "in_dtype": "bf16", "window": (9, 9), "softcap": 30.0}, 40),
     ],
 )
 def test_registers_of_options_by_hand(options: dict[str, Any], more: int) -> None:
