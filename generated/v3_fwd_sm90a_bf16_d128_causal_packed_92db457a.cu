@@ -53,7 +53,7 @@
 //   3167b13b  device/timeline.cuh
 //   689d4211  device/turn.cuh
 //   c2706fe3  device/types.cuh
-//   704894f0  kernels/v3_fwd.cu
+//   1d38d2c1  kernels/v3_fwd.cu
 //   2125972f  parts/constants_v3.cuh
 //   5a818b86  parts/main_arrays.cuh
 //   ad8df1ec  parts/main_options.cuh
@@ -99,7 +99,7 @@
 // "fwd", "scale": 0.08838834764831843, "scales": "tensor", "seq": 16, "seq_kv": 8192, "softcap":
 // 0.0, "varlen": false, "window": [-1, -1]}, "schema": "fasim.plan/1", "slots": 132, "smem_bytes":
 // 230400}
-// ---- the rest of the file has sha256 024972d2e901bfd58b416a48f2cd841ab6897bba10283aaed6775bbda123cfaf
+// ---- the rest of the file has sha256 2980275a73ff9a5e1610ee29f4fe03a16e63a4054125bdced8ce20d2084f3154
 // FlashAttention-3, forward (Shah et al. 2024, algorithms 1 and 2).
 //
 // A block stays on its SM and works on one tile of queries after the other. One warpgroup, the producer,
@@ -1381,7 +1381,7 @@ v3_fwd_sm90a_bf16_d128_causal_packed_92db457a(
     const i64 first_head = i64(work.batch) * heads + (i64(work.head) << group_log2);
     const i64 rows = first_head * seq_q + (work.first_query >> group_log2);
     const Span span = span_of(work);
-    end_rows(row, shared.inverse, lse + rows, scale_log2, span.seq_q - work.first_query, span);
+    end_rows(row, shared.factors, lse + rows, scale_log2, span.seq_q - work.first_query, span);
   };
   const auto store = [&] {
     const Work& work = shared.works[(round - 2) % kWorks];

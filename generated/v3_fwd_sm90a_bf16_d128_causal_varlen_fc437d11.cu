@@ -54,7 +54,7 @@
 //   689d4211  device/turn.cuh
 //   c2706fe3  device/types.cuh
 //   22b08741  device/varlen.cuh
-//   704894f0  kernels/v3_fwd.cu
+//   1d38d2c1  kernels/v3_fwd.cu
 //   2125972f  parts/constants_v3.cuh
 //   5a818b86  parts/main_arrays.cuh
 //   ad8df1ec  parts/main_options.cuh

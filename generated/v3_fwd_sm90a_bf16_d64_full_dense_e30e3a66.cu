@@ -53,7 +53,7 @@
 //   3167b13b  device/timeline.cuh
 //   689d4211  device/turn.cuh
 //   c2706fe3  device/types.cuh
-//   704894f0  kernels/v3_fwd.cu
+//   1d38d2c1  kernels/v3_fwd.cu
 //   2125972f  parts/constants_v3.cuh
 //   5a818b86  parts/main_arrays.cuh
 //   ad8df1ec  parts/main_options.cuh

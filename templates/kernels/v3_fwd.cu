@@ -316,7 +316,7 @@ $(parameters(kernel))) {
     end_rows(row, lse + rows, $(softmax_factor(kernel)), span_of(work).seq_q - work.first_query);
 //% elif kernel.pack_gqa
     const Span span = span_of(work);
-    end_rows(row, shared.inverse, lse + rows, $(softmax_factor(kernel)), span.seq_q - work.first_query, span);
+    end_rows(row, shared.factors, lse + rows, $(softmax_factor(kernel)), span.seq_q - work.first_query, span);
 //% else
     end_rows(row, shared.factors, lse + rows, $(softmax_factor(kernel)), span_of(work).seq_q - work.first_query);
 //% endif
