@@ -38,7 +38,7 @@
 //   76c2f1b5  device/integers.cuh
 //   113600e4  device/load_v3.cuh
 //   1cbf0c76  device/mask.cuh
-//   884d4f1a  device/matmul_wgmma.cuh
+//   fda2b189  device/matmul_wgmma.cuh
 //   06eb1102  device/matrix_descriptor.cuh
 //   772adaad  device/mbarrier.cuh
 //   c92fb41f  device/rescore.cuh
@@ -54,7 +54,7 @@
 //   689d4211  device/turn.cuh
 //   c2706fe3  device/types.cuh
 //   22b08741  device/varlen.cuh
-//   1d38d2c1  kernels/v3_fwd.cu
+//   38fe93aa  kernels/v3_fwd.cu
 //   2125972f  parts/constants_v3.cuh
 //   5a818b86  parts/main_arrays.cuh
 //   ad8df1ec  parts/main_options.cuh

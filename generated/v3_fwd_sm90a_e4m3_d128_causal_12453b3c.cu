@@ -43,7 +43,7 @@
 //   0c938b81  device/key_order.cuh
 //   113600e4  device/load_v3.cuh
 //   1cbf0c76  device/mask.cuh
-//   884d4f1a  device/matmul_wgmma.cuh
+//   fda2b189  device/matmul_wgmma.cuh
 //   06eb1102  device/matrix_descriptor.cuh
 //   772adaad  device/mbarrier.cuh
 //   b4e10cc5  device/rescore_e4m3.cuh
@@ -61,7 +61,7 @@
 //   689d4211  device/turn.cuh
 //   c2706fe3  device/types.cuh
 //   8715e91b  device/weights_e4m3.cuh
-//   1d38d2c1  kernels/v3_fwd.cu
+//   38fe93aa  kernels/v3_fwd.cu
 //   2125972f  parts/constants_v3.cuh
 //   5a818b86  parts/main_arrays.cuh
 //   ad8df1ec  parts/main_options.cuh
@@ -106,7 +106,7 @@
 // "fwd", "scale": 0.08838834764831843, "scales": "head", "seq": 8192, "seq_kv": 8192, "softcap":
 // 0.0, "varlen": false, "window": [-1, -1]}, "schema": "fasim.plan/1", "slots": 132, "smem_bytes":
 // 166912}
-// ---- the rest of the file has sha256 9caabcedaad07d346d0de7484462664f96ebf39360aedc666a9b2ea4ff53ad87
+// ---- the rest of the file has sha256 020b1ea61bc057ffef7d3e71252b4c4317bea0a112a56cc3eb5911e4b378a1fa
 // FlashAttention-3, forward (Shah et al. 2024, algorithms 1 and 2).
 //
 // A block stays on its SM and works on one tile of queries after the other. One warpgroup, the producer,
@@ -1234,7 +1234,7 @@ __device__ __forceinline__ void add_rest(Accumulator& o, const Weights& p, u64 v
 // o += P V, in rounds of columns: the sums of one join O while the next is under way. `check` may change
 // P and what is summed in o. It is asked before the products start; where one round of them is all, once
 // they are done, with their sums: then they started as soon as P was there. `meanwhile` runs under the
-// first.
+// first of several; behind a single one, which is short, it costs less.
 template <typename Check, typename Meanwhile>
 __device__ __forceinline__ void add_values(Accumulator& o, Weights& p, u64 v, const Check& check,
                                            const Meanwhile& meanwhile) {
@@ -1243,12 +1243,13 @@ __device__ __forceinline__ void add_values(Accumulator& o, Weights& p, u64 v, co
   TileSums<kColumns> t;
   if constexpr (kColumns < kRowsV) check();
   multiply_columns<0, kColumns>(t, p, v);
-  meanwhile();
   if constexpr (kColumns == kRowsV) {
     finish_products<0>(t);
     check(t);
     add_columns<0, kColumns>(o, t);
+    meanwhile();
   } else {
+    meanwhile();
     add_rest<kColumns>(o, p, v, t);
   }
 }
@@ -1690,13 +1691,13 @@ v3_fwd_sm90a_e4m3_d128_causal_12453b3c(
   const auto add_tile = [&](int n) {
     start(n);
     [[maybe_unused]] const float score_factor = factor_of_scores();
-    await_values(n);
     finish_products<0>(s);
     note(kScored, n);
     finish(s, 0);
     float sum[2];
     weigh(p, sum, s, o, row, score_factor, is_looked_at(whole.end - tile));
     note(kWeighed, n);
+    await_values(n);
     const int slot = n % kStages;
     const auto few_scores_of = [&](FewScores& few, int step) {
       const auto& q_rows = shared.q[(round - 1) % kQStages][warpgroup];
@@ -1714,7 +1715,7 @@ v3_fwd_sm90a_e4m3_d128_causal_12453b3c(
       row.sum[0] += sum[0];
       row.sum[1] += sum[1];
     };
-    const auto await_next = [&] {  // here it costs nothing
+    const auto await_next = [&] {
       if (tile > last_tile) await_keys(n + 1);
     };
     add_values(o, p, descriptor_of(shared.v[slot]), check, await_next);

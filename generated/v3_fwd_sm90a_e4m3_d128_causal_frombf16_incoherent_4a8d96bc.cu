@@ -49,7 +49,7 @@
 //   0c938b81  device/key_order.cuh
 //   113600e4  device/load_v3.cuh
 //   1cbf0c76  device/mask.cuh
-//   884d4f1a  device/matmul_wgmma.cuh
+//   fda2b189  device/matmul_wgmma.cuh
 //   06eb1102  device/matrix_descriptor.cuh
 //   772adaad  device/mbarrier.cuh
 //   b153ad72  device/quantise_e4m3.cuh
@@ -67,7 +67,7 @@
 //   689d4211  device/turn.cuh
 //   c2706fe3  device/types.cuh
 //   8715e91b  device/weights_e4m3.cuh
-//   1d38d2c1  kernels/v3_fwd.cu
+//   38fe93aa  kernels/v3_fwd.cu
 //   2125972f  parts/constants_v3.cuh
 //   5a818b86  parts/main_arrays.cuh
 //   ad8df1ec  parts/main_options.cuh
@@ -112,7 +112,7 @@
 // "incoherent": true, "kv_heads": 8, "out_dtype": "bf16", "pass": "fwd", "scale":
 // 0.08838834764831843, "scales": "block", "seq": 8192, "seq_kv": 8192, "softcap": 0.0, "varlen":
 // false, "window": [-1, -1]}, "schema": "fasim.plan/1", "slots": 132, "smem_bytes": 166912}
-// ---- the rest of the file has sha256 85c45c6e284f3e67b071bf82455c6a65cf488b81a829fd5e10aaec56becc0add
+// ---- the rest of the file has sha256 69419abc38744f33e3aa209d40f9ba1cb3783b12604448882b567b43fc1de24f
 // FlashAttention-3, forward (Shah et al. 2024, algorithms 1 and 2).
 //
 // A block stays on its SM and works on one tile of queries after the other. One warpgroup, the producer,
@@ -1254,7 +1254,7 @@ __device__ __forceinline__ void add_rest(Accumulator& o, const Weights& p, u64 v
 // o += P V, in rounds of columns: the sums of one join O while the next is under way. `check` may change
 // P and what is summed in o. It is asked before the products start; where one round of them is all, once
 // they are done, with their sums: then they started as soon as P was there. `meanwhile` runs under the
-// first.
+// first of several; behind a single one, which is short, it costs less.
 template <typename Check, typename Meanwhile>
 __device__ __forceinline__ void add_values(Accumulator& o, Weights& p, u64 v, float by,
                                            const Check& check, const Meanwhile& meanwhile) {
@@ -1263,12 +1263,13 @@ __device__ __forceinline__ void add_values(Accumulator& o, Weights& p, u64 v, fl
   TileSums<kColumns> t;
   if constexpr (kColumns < kRowsV) check();
   multiply_columns<0, kColumns>(t, p, v);
-  meanwhile();
   if constexpr (kColumns == kRowsV) {
     finish_products<0>(t);
     check(t);
     add_columns<0, kColumns>(o, t, by);
+    meanwhile();
   } else {
+    meanwhile();
     add_rest<kColumns>(o, p, v, t, by);
   }
 }
@@ -1989,13 +1990,13 @@ v3_fwd_sm90a_e4m3_d128_causal_frombf16_incoherent_4a8d96bc(
   const auto add_tile = [&](int n) {
     start(n);
     [[maybe_unused]] const float score_factor = factor_of_scores();
-    await_values(n);
     finish_products<0>(s);
     note(kScored, n);
     finish(s, 0);
     float sum[2];
     weigh(p, sum, s, o, row, score_factor, is_looked_at(whole.end - tile), key_factor);
     note(kWeighed, n);
+    await_values(n);
     const int slot = n % kStages;
     const auto few_scores_of = [&](FewScores& few, int step) {
       const auto& q_rows = shared.q[(round - 1) % kQStages][warpgroup];
@@ -2014,7 +2015,7 @@ v3_fwd_sm90a_e4m3_d128_causal_frombf16_incoherent_4a8d96bc(
       row.sum[0] += sum[0];
       row.sum[1] += sum[1];
     };
-    const auto await_next = [&] {  // here it costs nothing
+    const auto await_next = [&] {
       if (tile > last_tile) await_keys(n + 1);
     };
     add_values(o, p, descriptor_of(shared.v[slot]), shared.value_factors[slot], check, await_next);

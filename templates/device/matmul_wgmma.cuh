@@ -121,7 +121,7 @@ __device__ __forceinline__ void add_rest(Accumulator& o, const Weights& p, u64 v
 // o += P V, in rounds of columns: the sums of one join O while the next is under way. `check` may change
 // P and what is summed in o. It is asked before the products start; where one round of them is all, once
 // they are done, with their sums: then they started as soon as P was there. `meanwhile` runs under the
-// first.
+// first of several; behind a single one, which is short, it costs less.
 template <typename Check, typename Meanwhile>
 //% if kernel.scales == "block"
 __device__ __forceinline__ void add_values(Accumulator& o, Weights& p, u64 v, float by,
@@ -135,12 +135,13 @@ __device__ __forceinline__ void add_values(Accumulator& o, Weights& p, u64 v, co
   TileSums<kColumns> t;
   if constexpr (kColumns < kRowsV) check();
   multiply_columns<0, kColumns>(t, p, v);
-  meanwhile();
   if constexpr (kColumns == kRowsV) {
     finish_products<0>(t);
     check(t);
     add_columns<0, kColumns>(o, t$(argument));
+    meanwhile();
   } else {
+    meanwhile();
     add_rest<kColumns>(o, p, v, t$(argument));
   }
 }

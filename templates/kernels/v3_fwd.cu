@@ -398,13 +398,13 @@ $(parameters(kernel))) {
   const auto add_tile = [&](int n) {
     start(n);
     [[maybe_unused]] const float score_factor = factor_of_scores();
-    await_values(n);
     finish_products<0>(s);
     note(kScored, n);
     finish(s, 0);
     float sum[2];
     weigh(p, sum, s, o, row, $(softmax_factor(kernel)), $("true" if kernel.bias_dtype else "is_looked_at(whole.end - tile)")$(", key_factor" if unscaled(kernel)));
     note(kWeighed, n);
+    await_values(n);
     const int slot = n % kStages;
 //% if not kernel.bias_dtype
     const auto few_scores_of = [&](FewScores& few, int step) {
@@ -429,7 +429,7 @@ $(parameters(kernel))) {
       row.sum[0] += sum[0];
       row.sum[1] += sum[1];
     };
-    const auto await_next = [&] {  // here it costs nothing
+    const auto await_next = [&] {
       if (tile > last_tile) await_keys(n + 1);
     };
     add_values(o, p, descriptor_of(shared.v[slot])$(", shared.value_factors[slot]" if kernel.scales == "block"), check, await_next);

@@ -278,8 +278,8 @@ RELEASED = (
     ),
     Bug(
         "nobody waits for V",
-        "    await_values(n);\n    finish_products<0>(s);\n",
-        "    finish_products<0>(s);\n",
+        "    await_values(n);\n    const int slot",
+        "    const int slot",
         (*LATE, "race", "uninitialised read"),
     ),
     Bug(
