@@ -37,7 +37,7 @@
 //   76c2f1b5  device/integers.cuh
 //   113600e4  device/load_v3.cuh
 //   1cbf0c76  device/mask.cuh
-//   fda2b189  device/matmul_wgmma.cuh
+//   059f47de  device/matmul_wgmma.cuh
 //   06eb1102  device/matrix_descriptor.cuh
 //   772adaad  device/mbarrier.cuh
 //   56ce5a2e  device/rows.cuh
@@ -53,8 +53,8 @@
 //   3167b13b  device/timeline.cuh
 //   689d4211  device/turn.cuh
 //   c2706fe3  device/types.cuh
-//   38fe93aa  kernels/v3_fwd.cu
-//   2125972f  parts/constants_v3.cuh
+//   58261a6f  kernels/v3_fwd.cu
+//   4994fd5e  parts/constants_v3.cuh
 //   5a818b86  parts/main_arrays.cuh
 //   ad8df1ec  parts/main_options.cuh
 //   15d6edfa  parts/main_v3.cu

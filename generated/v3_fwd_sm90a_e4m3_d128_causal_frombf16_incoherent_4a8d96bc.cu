@@ -49,7 +49,7 @@
 //   0c938b81  device/key_order.cuh
 //   113600e4  device/load_v3.cuh
 //   1cbf0c76  device/mask.cuh
-//   fda2b189  device/matmul_wgmma.cuh
+//   059f47de  device/matmul_wgmma.cuh
 //   06eb1102  device/matrix_descriptor.cuh
 //   772adaad  device/mbarrier.cuh
 //   b153ad72  device/quantise_e4m3.cuh
@@ -67,8 +67,8 @@
 //   689d4211  device/turn.cuh
 //   c2706fe3  device/types.cuh
 //   8715e91b  device/weights_e4m3.cuh
-//   38fe93aa  kernels/v3_fwd.cu
-//   2125972f  parts/constants_v3.cuh
+//   58261a6f  kernels/v3_fwd.cu
+//   4994fd5e  parts/constants_v3.cuh
 //   5a818b86  parts/main_arrays.cuh
 //   ad8df1ec  parts/main_options.cuh
 //   15d6edfa  parts/main_v3.cu
@@ -112,7 +112,7 @@
 // "incoherent": true, "kv_heads": 8, "out_dtype": "bf16", "pass": "fwd", "scale":
 // 0.08838834764831843, "scales": "block", "seq": 8192, "seq_kv": 8192, "softcap": 0.0, "varlen":
 // false, "window": [-1, -1]}, "schema": "fasim.plan/1", "slots": 132, "smem_bytes": 166912}
-// ---- the rest of the file has sha256 69419abc38744f33e3aa209d40f9ba1cb3783b12604448882b567b43fc1de24f
+// ---- the rest of the file has sha256 58d887361635cd95d80acf5b896647d5a910ee9d278c357c3ae4319ab71c424e
 // FlashAttention-3, forward (Shah et al. 2024, algorithms 1 and 2).
 //
 // A block stays on its SM and works on one tile of queries after the other. One warpgroup, the producer,
@@ -184,6 +184,7 @@ constexpr int kPartSlabs = kSlabsO / kOutputParts;
 constexpr int kRowsV = kDV + 8;
 constexpr int kBoxRowsV = 136;  // that TMA brings at once
 constexpr int kColumnsAtOnce = 72;  // of P V
+constexpr bool kOneRound = kRowsV == kColumnsAtOnce;
 constexpr int kSlabsV = kBlockKV / kSlabColumns;
 constexpr int kScaleBlock = 128;  // rows of Q, K or V with a scale factor
 static_assert(kConsumers * 64 == kBlockQ && 1 <= kConsumers && kConsumers <= 3, "64 rows each");
@@ -1261,9 +1262,9 @@ __device__ __forceinline__ void add_values(Accumulator& o, Weights& p, u64 v, fl
   constexpr int kRest = kRowsV % kColumnsAtOnce;
   constexpr int kColumns = kRest > 0 ? kRest : kColumnsAtOnce;
   TileSums<kColumns> t;
-  if constexpr (kColumns < kRowsV) check();
+  if constexpr (!kOneRound) check();
   multiply_columns<0, kColumns>(t, p, v);
-  if constexpr (kColumns == kRowsV) {
+  if constexpr (kOneRound) {
     finish_products<0>(t);
     check(t);
     add_columns<0, kColumns>(o, t, by);
@@ -1990,13 +1991,14 @@ v3_fwd_sm90a_e4m3_d128_causal_frombf16_incoherent_4a8d96bc(
   const auto add_tile = [&](int n) {
     start(n);
     [[maybe_unused]] const float score_factor = factor_of_scores();
+    if constexpr (!kOneRound) await_values(n);  // under the scores
     finish_products<0>(s);
     note(kScored, n);
     finish(s, 0);
     float sum[2];
     weigh(p, sum, s, o, row, score_factor, is_looked_at(whole.end - tile), key_factor);
     note(kWeighed, n);
-    await_values(n);
+    if constexpr (kOneRound) await_values(n);  // sums of one round are short: then this is faster
     const int slot = n % kStages;
     const auto few_scores_of = [&](FewScores& few, int step) {
       const auto& q_rows = shared.q[(round - 1) % kQStages][warpgroup];

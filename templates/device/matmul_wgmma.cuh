@@ -133,9 +133,9 @@ __device__ __forceinline__ void add_values(Accumulator& o, Weights& p, u64 v, co
   constexpr int kRest = kRowsV % kColumnsAtOnce;
   constexpr int kColumns = kRest > 0 ? kRest : kColumnsAtOnce;
   TileSums<kColumns> t;
-  if constexpr (kColumns < kRowsV) check();
+  if constexpr (!kOneRound) check();
   multiply_columns<0, kColumns>(t, p, v);
-  if constexpr (kColumns == kRowsV) {
+  if constexpr (kOneRound) {
     finish_products<0>(t);
     check(t);
     add_columns<0, kColumns>(o, t$(argument));

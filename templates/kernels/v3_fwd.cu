@@ -398,13 +398,14 @@ $(parameters(kernel))) {
   const auto add_tile = [&](int n) {
     start(n);
     [[maybe_unused]] const float score_factor = factor_of_scores();
+    if constexpr (!kOneRound) await_values(n);  // under the scores
     finish_products<0>(s);
     note(kScored, n);
     finish(s, 0);
     float sum[2];
     weigh(p, sum, s, o, row, $(softmax_factor(kernel)), $("true" if kernel.bias_dtype else "is_looked_at(whole.end - tile)")$(", key_factor" if unscaled(kernel)));
     note(kWeighed, n);
-    await_values(n);
+    if constexpr (kOneRound) await_values(n);  // sums of one round are short: then this is faster
     const int slot = n % kStages;
 //% if not kernel.bias_dtype
     const auto few_scores_of = [&](FewScores& few, int step) {

@@ -42,6 +42,7 @@ constexpr int kPartSlabs = kSlabsO / kOutputParts;
 constexpr int kRowsV = kDV + 8;
 constexpr int kBoxRowsV = $(value_box_rows(kernel.head_dim_v));  // that TMA brings at once
 constexpr int kColumnsAtOnce = $(value_columns(kernel) | first);  // of P V
+constexpr bool kOneRound = kRowsV == kColumnsAtOnce;
 constexpr int kSlabsV = kBlockKV / kSlabColumns;
 //% if kernel.scales == "block" or kernel.varlen
 constexpr int kScaleBlock = $(SCALE_BLOCK);  // rows of Q, K or V $("with a scale factor" if kernel.scales == "block" else "that no sequences share")

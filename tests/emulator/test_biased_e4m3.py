@@ -31,7 +31,7 @@ CASES: dict[str, dict[str, Any]] = {
     },
     "bf16": {"head_dim": 36, "bias": "dense", "in_dtype": "bf16", "scales": "block"},
     "fp16": {"head_dim": 32, "bias": "dense", "in_dtype": "fp16", "causal": True, "softcap": 9.0},
-    "three consumers": {"head_dim": 64, "bias": "dense_fp32", "scales": "block"},
+    "three consumers": {"head_dim": 32, "bias": "dense_fp32", "scales": "block"},
     "two rounds": {"head_dim": 32, "head_dim_v": 160, "bias": "dense_fp32", "causal": True},
 }
 

@@ -278,8 +278,8 @@ RELEASED = (
     ),
     Bug(
         "nobody waits for V",
-        "    await_values(n);\n    const int slot",
-        "    const int slot",
+        "    if constexpr (kOneRound) await_values(n);",
+        "",
         (*LATE, "race", "uninitialised read"),
     ),
     Bug(
