@@ -52,7 +52,7 @@
 //   b274dbf8  device/score_factor.cuh
 //   2e46e33c  device/settled_rows.cuh
 //   6c395fee  device/shared_v3.cuh
-//   7cc41825  device/softmax_lazy_e4m3.cuh
+//   71c1f541  device/softmax_lazy_e4m3.cuh
 //   17509448  device/span.cuh
 //   7b148e3d  device/store_tma.cuh
 //   567f0171  device/tensor_map.cuh
@@ -106,7 +106,7 @@
 // "fwd", "scale": 0.08838834764831843, "scales": "head", "seq": 8192, "seq_kv": 8192, "softcap":
 // 0.0, "varlen": false, "window": [-1, -1]}, "schema": "fasim.plan/1", "slots": 132, "smem_bytes":
 // 166912}
-// ---- the rest of the file has sha256 99244ab39a444c2f29df0bac4a6be28b3cb9b07f1c927ede2ef01e20e27e737e
+// ---- the rest of the file has sha256 99c1828aac024650ae77790799c88212299c4b87a9c1d5f67c494ebc908c6902
 // FlashAttention-3, forward (Shah et al. 2024, algorithms 1 and 2).
 //
 // A block stays on its SM and works on one tile of queries after the other. One warpgroup, the producer,
@@ -1283,8 +1283,8 @@ __device__ __forceinline__ bool all_settled(const RowState& row, float scale_log
 // ---- Online softmax, lazily ---------------------------------------------------------------------
 // FlashAttention-3, algorithm 1, with weights relative to an earlier maximum, which changes nothing while
 // none leaves the range of e4m3. Its weight is 2^5: what a row has seen by then may outgrow it 14 times,
-// and 2^-15 of it is not lost. Unit normal scores hardly ever do: of 256 the largest is 2.8 or so, and one
-// above 2.8 + ln 14 comes once in 30 million. So scores become weights at once, rounded and packed; only
+// and 2^-15 of it is not lost. Unit normal scores hardly ever do: of 512 the largest is 3.0 or so, and one
+// above 3.0 + ln 14 comes once in 100 million. So scores become weights at once, rounded and packed; only
 // where a sum tells that one may be too large is it looked for, and if it is, scores are computed again
 // and what was summed so far is rescaled. By then the products with V have begun: they do not wait for
 // an answer that is always no. The first tiles of a row are always looked at, and then those

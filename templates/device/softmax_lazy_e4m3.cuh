@@ -6,8 +6,8 @@
 // ---- Online softmax, lazily ---------------------------------------------------------------------
 // FlashAttention-3, algorithm 1, with weights relative to an earlier maximum, which changes nothing while
 // none leaves the range of e4m3. Its weight is 2^5: what a row has seen by then may outgrow it 14 times,
-// and 2^-15 of it is not lost. Unit normal scores hardly ever do: of 256 the largest is 2.8 or so, and one
-// above 2.8 + ln 14 comes once in 30 million. So scores become weights at once, rounded and packed; only
+// and 2^-15 of it is not lost. Unit normal scores hardly ever do: of 512 the largest is 3.0 or so, and one
+// above 3.0 + ln 14 comes once in 100 million. So scores become weights at once, rounded and packed; only
 // where a sum tells that one may be too large is it looked for, and if it is, scores are computed again
 // and what was summed so far is rescaled. By then the products with V have begun: they do not wait for
 // an answer that is always no. The first tiles of a row are always looked at, and then those
