@@ -1,8 +1,8 @@
-"""Time candidates of V2's forward kernel at head_dim 160, between those at 128 and 256.
+"""Time candidates of V2's forward kernel at head_dim 160 and others between 128 and 256.
 
 python3 benchmarks/odd_candidates.py --compile-only | --verify | --out results/ [--rounds 7]
 
-Candidates are tiles, or edits of the rendered text; what is not in the templates is here only.
+Candidates are edits of the rendered text; what is not in the templates is here only.
 """
 
 import argparse
@@ -17,25 +17,26 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from fasim import bench, planner
 from fasim.compile import compile_kernel
 from fasim.gpu import load
-from fasim.plan import Tile
 from fasim.problem import Problem
 from fasim.render import render
 
-# S of all columns unrolled, instead of 4 + 4 steps in a loop and 2 after it.
-UNROLL = (("kD > 8 * kDepth ? 4 : 8;", "kD > 12 * kDepth ? 4 : 12;"),)
-# A row copied by 4 threads, 5 pieces of 64 bytes each, instead of by 20: constant addresses.
-FOURS = (("return 4 * rows * copies > 3 * kThreads ? rows : 0;", "return 0;"),)
-# K and V of a step arrive together, half of the ring for each step: one barrier instead of two.
-ONCE = (
-    ("    if (t < 2 * kv_tiles && t % 2 == 0) {\n", "    if (t < 2 * kv_tiles) {\n"),
-    ("    } else if (t < 2 * kv_tiles) {\n", ""),
-    ("      const Element* source = v + key", "      const Element* source_v = v + key"),
-    ("kSwizzledV>(slot(t), source,", "kSwizzledV>(slot(t + 1), source_v,"),
-    ("cp_async_wait_group<kSlots - 2>();", "cp_async_wait_group<0>();"),
-    ("    load(t + kSlots - 1);\n", "    load(t + 2);\n"),
-    ("for (int t = 0; t < kSlots - 1; ++t) load(t);", "load(0);"),
-    ("    advance(2 * j + 1);\n", ""),
-)
+
+def by_heads(together):
+    """Of so many heads the tiles with the most keys first, as V3 does: the end has short ones."""
+    return (
+        (
+            "  const int turn = blockIdx.x % q_blocks;\n",
+            "  const int all_heads = gridDim.x / q_blocks;\n"
+            f"  const int first_head = int(blockIdx.x) / ({together} * q_blocks) * {together};\n"
+            f"  const int members = min({together}, all_heads - first_head);\n"
+            "  const int place = int(blockIdx.x) - first_head * q_blocks;\n"
+            "  const int turn = place / members, any_head = first_head + place % members;\n",
+        ),
+        ("blockIdx.x / q_blocks % heads;", "any_head % heads;"),
+        ("blockIdx.x / q_blocks / heads;", "any_head / heads;"),
+    )
+
+
 # Where the next tile lies is kept, instead of its number times the stride.
 KEPT = (
     (
@@ -45,36 +46,30 @@ KEPT = (
         "  const auto load = [&](int t) {\n",
     ),
     (
-        " = k + key * k_strides.seq;\n",
-        " = k_next;\n      k_next -= kBlockKV * k_strides.seq;\n",
-    ),
-    (
-        " = v + key * v_strides.seq;\n",
-        " = v_next;\n      v_next -= kBlockKV * v_strides.seq;\n",
+        "*k_source = k + key * k_strides.seq, *v_source = v + key * v_strides.seq;\n",
+        "*k_source = k_next, *v_source = v_next;\n"
+        "      k_next -= kBlockKV * k_strides.seq;\n"
+        "      v_next -= kBlockKV * v_strides.seq;\n",
     ),
 )
-LARGE = Tile(block_q=256, block_kv=32, stages=2, warps=8)
-ODD = {  # by head_dim
-    128: {"128": (None, ())},
-    160: {
-        "160": (None, ()),
-        "160 unrolled": (None, UNROLL),
-        "160 fours": (None, FOURS),
-        "160 once": (None, ONCE),
-        "160 unrolled, fours": (None, (*UNROLL, *FOURS)),
-        "160 unrolled, once": (None, (*UNROLL, *ONCE)),
-        "160 unrolled, fours, once": (None, (*UNROLL, *FOURS, *ONCE)),
-        "160 unrolled, fours, kept": (None, (*UNROLL, *FOURS, *KEPT)),
-        "160 all": (None, (*UNROLL, *FOURS, *ONCE, *KEPT)),
-        "160 256x32 unrolled, once": (LARGE, (*UNROLL, *ONCE)),
-        "160 64x128": (Tile(block_q=64, block_kv=128), ()),
-    },
-    256: {"256": (None, ())},
+PLAIN = {"128": (128, ()), "160": (160, ()), "256": (256, ())}
+# Rows of one stage as they were: not measured in their new form yet.
+BEFORE = (
+    ("kDepthUnroll = kD / kDepth;", "kDepthUnroll = kD > 8 * kDepth ? 4 : 8;"),
+    ("if (copies > 16 && copies % 4 == 0) return 0;", ""),
+)
+ODD = {str(d): (d, ()) for d in (144, 176, 192, 208, 224, 240)}
+ODD |= {f"{d} before": (d, BEFORE) for d in (176, 192, 208, 224, 240)}
+CAUSAL = {
+    "160 by 8 heads": (160, by_heads(8)),
+    "160 kept, by 8 heads": (160, (*KEPT, *by_heads(8))),
+    "128 by 8 heads": (128, by_heads(8)),
+    "256 by 4 heads": (256, by_heads(4)),
 }
 
 
-def made(problem, tile, edits):
-    entry = planner.plan(problem, load("h200"), "v2", tile=tile)
+def made(problem, edits):
+    entry = planner.plan(problem, load("h200"), "v2")
     kernel = render(entry.plan)
     text = kernel.source
     for old, new in edits:
@@ -89,9 +84,10 @@ def problem(d, causal):
 
 
 def groups():
-    for causal in (False, True):
-        each = {n: (problem(d, causal), *how) for d in ODD for n, how in ODD[d].items()}
-        yield f"odd {'causal' if causal else 'full'}", each
+    for name, more in (("full", {}), ("causal", CAUSAL), ("wide", ODD)):
+        found = {**PLAIN, **more}
+        each = {n: (problem(d, name == "causal"), edits) for n, (d, edits) in found.items()}
+        yield f"odd {name}", each
 
 
 def report(one):
@@ -124,8 +120,9 @@ def timed(name, group, rounds):
     timings = bench.interleave(candidates, rounds=rounds)
     rates = {t.name: flops(group[t.name][0]) / t.seconds / 1e12 for t in timings}
     print(name, {n: f"{r:.0f}" for n, r in rates.items()}, flush=True)
-    between = 0.75 * rates["128"] + 0.25 * rates["256"]
-    near = {n: f"{r / between:.3f}" for n, r in rates.items() if n.startswith("160")}
+    dims = {n: group[n][0].head_dim for n in rates}
+    between = {n: rates["128"] + (rates["256"] - rates["128"]) * (dims[n] / 128 - 1) for n in rates}
+    near = {n: f"{r / between[n]:.3f}" for n, r in rates.items()}
     print("   of the interpolation:", near, flush=True)
     return {"tflops": rates, "timings": [t.to_json() for t in timings]}
 

@@ -40,6 +40,7 @@ _CHOSEN = (
     ("v2", "h200", Problem(heads=32, kv_heads=8, seq=8192, dtype="bf16", causal=True)),
     ("v2", "h200", Problem(batch=2, heads=8, seq=4096, head_dim=40)),
     ("v2", "h200", Problem(heads=8, seq=4096, head_dim=256, dtype="bf16")),
+    ("v2", "h200", Problem(batch=4, heads=12, seq=4096, head_dim=160, dtype="bf16", causal=True)),
     ("v2", "h200", Problem(seq=4096, head_dim=64, dtype="fp32", causal=True)),
     ("v2", "h200", Problem(seq=1000, head_dim=33, dtype="bf16")),
     ("v2", "h200", Problem(heads=64, kv_heads=8, seq=1, seq_kv=32768, dtype="bf16")),

@@ -89,6 +89,7 @@ FORMS = ("ordered", "second_pass")
 V3 = ("v3", "v3_packed")  # variants: a tile's rows are the queries of a head, or of all of a group
 PACKINGS = ("packed", "unpacked")
 ABREAST = 16  # heads whose blocks start side by side where additions are ordered
+LONG_ROW = 128  # columns; longer rows have a form of their own where they are no power of two
 BACKWARD_STAGES = 2  # tiles of Q and dO in shared memory, one more where two warps share keys
 FOUR = 4  # warps of a backward pass that share keys, where two would have no room
 QUERY_STEP = 32  # queries that a backward warp scores at once, where its share has as many
@@ -307,6 +308,22 @@ class KernelSpec:
     def lazy(self) -> bool:
         """Whether weights may outgrow 1, relative to an earlier maximum: not the range of e4m3."""
         return self.algo == "v2" and not self.splits and self.dtype in LAZY_DTYPES
+
+    @property
+    def odd_rows(self) -> bool:
+        """Whether V2 gives rows of Q and K that are long and no power of two a form of their own:
+        S unrolled whole, rows copied by few threads. Compiled for sm_100 that spills 8 bytes at
+        160 columns under a causal mask."""
+        columns = padded(self.head_dim, self.dtype)
+        odd = columns > LONG_ROW and columns & (columns - 1) != 0
+        forward = self.lazy and self.pass_ == "fwd" and self.cp_async
+        return odd and forward and self.arch != "sm_100"
+
+    @property
+    def paired(self) -> bool:
+        """Whether K and V of a step arrive together: one barrier a step instead of two, where a
+        ring has room for the next step's."""
+        return self.odd_rows and self.tile.stages > 1
 
     @property
     def scaled(self) -> bool:

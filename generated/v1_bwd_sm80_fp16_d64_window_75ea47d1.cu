@@ -42,7 +42,7 @@
 //   from 131072    1024 bytes  L and D, slot 0
 //
 // templates, with the first 8 digits of their sha256
-//   94aef5d4  device/copy.cuh
+//   7ef51f94  device/copy.cuh
 //   a88d316f  device/copy_plain.cuh
 //   39ede373  device/first_key.cuh
 //   76c2f1b5  device/integers.cuh

@@ -30,12 +30,12 @@
 //   from  98304   65536 bytes  V
 //
 // templates, with the first 8 digits of their sha256
-//   94aef5d4  device/copy.cuh
+//   7ef51f94  device/copy.cuh
 //   a88d316f  device/copy_plain.cuh
 //   b09b16a3  device/fragments.cuh
 //   76c2f1b5  device/integers.cuh
 //   1cbf0c76  device/mask.cuh
-//   70293969  device/matmul_mma.cuh
+//   a77f5b87  device/matmul_mma.cuh
 //   88db4618  device/merge.cuh
 //   56ce5a2e  device/rows.cuh
 //   9a619284  device/softmax.cuh

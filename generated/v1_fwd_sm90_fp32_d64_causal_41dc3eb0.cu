@@ -30,7 +30,7 @@
 //   from  65536   32768 bytes  V
 //
 // templates, with the first 8 digits of their sha256
-//   94aef5d4  device/copy.cuh
+//   7ef51f94  device/copy.cuh
 //   a88d316f  device/copy_plain.cuh
 //   ab3ac69d  device/dots.cuh
 //   b09b16a3  device/fragments.cuh

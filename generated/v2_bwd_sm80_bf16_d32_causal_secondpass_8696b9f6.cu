@@ -41,7 +41,7 @@
 //   from  41984    1024 bytes  L and D, slot 1
 //
 // templates, with the first 8 digits of their sha256
-//   94aef5d4  device/copy.cuh
+//   7ef51f94  device/copy.cuh
 //   f0c63492  device/copy_async.cuh
 //   76c2f1b5  device/integers.cuh
 //   fdef4f85  device/last_key.cuh

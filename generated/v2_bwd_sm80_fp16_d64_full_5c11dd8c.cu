@@ -45,7 +45,7 @@
 //
 // templates, with the first 8 digits of their sha256
 //   e4e804e3  device/add_query_gradient.cuh
-//   94aef5d4  device/copy.cuh
+//   7ef51f94  device/copy.cuh
 //   f0c63492  device/copy_async.cuh
 //   76c2f1b5  device/integers.cuh
 //   354a138d  device/matmul_bwd.cuh

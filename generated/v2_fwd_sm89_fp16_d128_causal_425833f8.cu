@@ -29,13 +29,13 @@
 //   from  40960    8192 bytes  K and V, ring slot 3
 //
 // templates, with the first 8 digits of their sha256
-//   94aef5d4  device/copy.cuh
+//   7ef51f94  device/copy.cuh
 //   f0c63492  device/copy_async.cuh
 //   9657e602  device/finish.cuh
 //   b09b16a3  device/fragments.cuh
 //   76c2f1b5  device/integers.cuh
 //   1cbf0c76  device/mask.cuh
-//   70293969  device/matmul_mma.cuh
+//   a77f5b87  device/matmul_mma.cuh
 //   56ce5a2e  device/rows.cuh
 //   2371af69  device/softmax_lazy.cuh
 //   94288a38  device/store.cuh
@@ -43,7 +43,7 @@
 //   c2706fe3  device/types.cuh
 //   2655b8fc  device/values_mma.cuh
 //   8792d681  device/words.cuh
-//   b258f583  kernels/v2_fwd.cu
+//   66c64720  kernels/v2_fwd.cu
 //   77f6d870  parts/constants.cuh
 //   8a2896d0  parts/main.cu
 //   5a818b86  parts/main_arrays.cuh

@@ -37,13 +37,13 @@
 //
 // templates, with the first 8 digits of their sha256
 //   67f2059a  device/combine.cuh
-//   94aef5d4  device/copy.cuh
+//   7ef51f94  device/copy.cuh
 //   f0c63492  device/copy_async.cuh
 //   b145b0f2  device/copy_packed.cuh
 //   b09b16a3  device/fragments.cuh
 //   76c2f1b5  device/integers.cuh
 //   ef12ae03  device/mask_packed.cuh
-//   70293969  device/matmul_mma.cuh
+//   a77f5b87  device/matmul_mma.cuh
 //   dc7b5b3b  device/parts.cuh
 //   56ce5a2e  device/rows.cuh
 //   9a619284  device/softmax.cuh

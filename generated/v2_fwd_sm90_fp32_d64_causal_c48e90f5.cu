@@ -27,7 +27,7 @@
 //   from  49152   16384 bytes  K and V, ring slot 1
 //
 // templates, with the first 8 digits of their sha256
-//   94aef5d4  device/copy.cuh
+//   7ef51f94  device/copy.cuh
 //   f0c63492  device/copy_async.cuh
 //   ab3ac69d  device/dots.cuh
 //   9657e602  device/finish.cuh
@@ -41,7 +41,7 @@
 //   6364541a  device/tile.cuh
 //   c2706fe3  device/types.cuh
 //   8792d681  device/words.cuh
-//   b258f583  kernels/v2_fwd.cu
+//   66c64720  kernels/v2_fwd.cu
 //   77f6d870  parts/constants.cuh
 //   8a2896d0  parts/main.cu
 //   5a818b86  parts/main_arrays.cuh

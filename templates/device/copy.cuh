@@ -2,6 +2,11 @@
 // and a row's cache lines are asked for once. So many that the permutation of chunks only alternates;
 // 0 where a quarter of the threads or more would be left over.
 __device__ constexpr int whole_rows(int copies, int chunks) {
+//% if kernel.odd_rows
+  // Long rows are shared by four threads or eight, where those divide them: pieces of 64 or 128 bytes
+  // at constant addresses, and nobody idle.
+  if (copies > 16 && copies % 4 == 0) return 0;
+//% endif
   const int period = 8 / swizzle_group(chunks);
   const int rows = kThreads / copies / period * period;
   return 4 * rows * copies > 3 * kThreads ? rows : 0;

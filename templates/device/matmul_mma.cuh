@@ -2,10 +2,15 @@
 // Each warp owns kRowTiles x 16 rows. Lane 4 g + t holds rows g and g + 8 of each, and of every 8
 // columns 2t and 2t + 1. The scores come out in that layout; P goes in in the same registers.
 
+//% if kernel.odd_rows
+// s = Q K^T for the warp's rows and kStepKV keys. Unrolled whole: parts of equal size would leave
+// most such rows a rest with code, addresses and waits of its own.
+//% else
 // s = Q K^T for the warp's rows and kStepKV keys. Long rows are not unrolled whole: the loads of all
 // steps at once would not fit the registers.
+//% endif
 constexpr int kDepth = 2 * kChunkElements;  // of a matrix step: 32 bytes of a row
-constexpr int kDepthUnroll = kD > 8 * kDepth ? 4 : 8;
+constexpr int kDepthUnroll = $("kD / kDepth" if kernel.odd_rows else "kD > 8 * kDepth ? 4 : 8");
 
 __device__ __forceinline__ void scores(Scores& s, const Element* q_tile, const Element* k_tile) {
   constexpr int kRowBytes = kD * int(sizeof(Element));

@@ -156,6 +156,13 @@ $(parameters(kernel))) {
   const auto slot = [&](int t) { return q_tile + kQElements + t % kSlots * kSlotElements; };
   const auto load = [&](int t) {
     const i64 key = ($(last_tile(kernel)) - t / 2) * kBlockKV;
+//% if kernel.paired
+    if (t < 2 * kv_tiles) {  // K and V of a step: t is even
+      const Element *k_source = k + key * k_strides.seq, *v_source = v + key * v_strides.seq;
+      copy_tile<kBlockKV, kD, kHeadDim>(slot(t), k_source, k_strides.seq, seq_kv - key);
+      copy_tile<kBlockKV, kDV, kHeadDimV>(slot(t + 1), v_source, v_strides.seq, seq_kv - key);
+    }
+//% else
     if (t < 2 * kv_tiles && t % 2 == 0) {
       const Element* source = k + key * k_strides.seq;
       copy_tile<kBlockKV, kD, kHeadDim>(slot(t), source, k_strides.seq, seq_kv - key);
@@ -163,22 +170,33 @@ $(parameters(kernel))) {
       const Element* source = v + key * v_strides.seq;
       copy_tile<kBlockKV, kDV, kHeadDimV, kSwizzledV>(slot(t), source, v_strides.seq, seq_kv - key);
     }
+//% endif
 //% if kernel.cp_async
     ptx::cp_async_commit_group();  // an empty group keeps the count in step
 //% endif
   };
+//% if kernel.paired
+  // Tiles t and t + 1 have arrived, and every warp is done with the two before, whose slots are then
+  // filled again.
+//% else
   // Tile t has arrived, and every warp is done with tile t - 1, whose slot is then filled again.
+//% endif
   const auto advance = [&](int t) {
 //% if kernel.cp_async
-    ptx::cp_async_wait_group<kSlots - 2>();
+    ptx::cp_async_wait_group<$("kSlots / 2 - 2" if kernel.paired else "kSlots - 2")>();
 //% endif
     __syncthreads();
-    load(t + kSlots - 1);
+    load(t + kSlots - $(2 if kernel.paired else 1));
   };
 
   copy_tile<kBlockQ, kD, kHeadDim>(q_tile, q, q_strides.seq, rows);
+//% if kernel.paired
+  for (int t = 0; t < kSlots - 2; t += 2) load(t);
+
+//% else
   for (int t = 0; t < kSlots - 1; ++t) load(t);
 
+//% endif
   Scores s;
   Weights p;
   Accumulator o_acc;
@@ -214,7 +232,9 @@ $(parameters(kernel))) {
 //% endif
       weigh(p, s, o_acc, row, $(softmax_factor(kernel)));
     }
+//% if not kernel.paired
     advance(2 * j + 1);
+//% endif
     if (sees) accumulate(o_acc, p, slot(2 * j + 1));
   }
 

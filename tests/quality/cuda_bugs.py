@@ -28,6 +28,10 @@ STEPPED = Tile(block_q=32, block_kv=32, warps=2, step_kv=16)
 PLANS: dict[str, tuple[str, Tile, Problem]] = {
     "v2 bf16 causal": ("v2", SMALL, Problem(head_dim=32, dtype="bf16", causal=True)),
     "v2 fp16 full": ("v2", replace(SMALL, stages=2), Problem(head_dim=48, head_dim_v=32)),
+    "v2 pairs": (
+        *("v2", replace(WIDER, stages=2)),
+        Problem(head_dim=144, head_dim_v=32, dtype="bf16", causal=True),
+    ),
     "v2 fp32 causal": ("v2", SMALL, Problem(head_dim=32, dtype="fp32", causal=True)),
     "v1 bf16 causal": ("v1", STEPPED, Problem(head_dim=32, dtype="bf16", causal=True)),
     "v1 fp16 full": ("v1", STEPPED, Problem(head_dim=40, head_dim_v=24)),
@@ -48,6 +52,7 @@ BELOW, RISING, FALLING, HUGE = (
     replace(USUAL, values=values) for values in ("below", "rising", "falling", "huge")
 )
 MORE_QUERIES = replace(USUAL, seq=60, seq_kv=40)
+MORE_KEYS = replace(USUAL, seq_kv=100)
 WHOLE_TILES = replace(USUAL, seq_kv=64)
 
 
@@ -117,6 +122,28 @@ ORDER = (
         "    __syncthreads();\n    load(t + kSlots - 1);",
         "    load(t + kSlots - 1);\n    __syncthreads();",
         ("race", "copy in flight"),
+    ),
+    Bug(
+        "slots of a pair are refilled while others read them",
+        "v2 pairs",
+        "    __syncthreads();\n    load(t + kSlots - 2);",
+        "    load(t + kSlots - 2);\n    __syncthreads();",
+        ("race", "copy in flight"),
+        MORE_KEYS,
+    ),
+    Bug(
+        "a pair is read before all warps have copied theirs",
+        "v2 pairs",
+        "    __syncthreads();\n    load(t",
+        "    load(t",
+        ("race", "uninitialised read"),
+    ),
+    Bug(
+        "a warp waits for the pair before the one it reads",
+        "v2 pairs",
+        "ptx::cp_async_wait_group<kSlots / 2 - 2>();",
+        "ptx::cp_async_wait_group<kSlots / 2 - 1>();",
+        "copy in flight",
     ),
     Bug(
         "only one warp goes to the barrier",

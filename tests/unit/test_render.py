@@ -191,6 +191,33 @@ def test_turing_asks_for_nothing_that_came_with_ampere(plan: Plan) -> None:
     assert ("mma.sync.aligned.m16n8k8" in source) == (plan.kernel.dtype == "fp16")
 
 
+@pytest.mark.parametrize(
+    ("head_dim", "arch", "dtype", "stages", "form"),
+    [
+        (160, "sm_90", "bf16", 2, "paired"),
+        (136, "sm_120", "fp16", 3, "paired"),
+        (240, "sm_80", "bf16", 1, "odd"),
+        (128, "sm_90", "bf16", 2, ""),
+        (96, "sm_90", "bf16", 2, ""),
+        (256, "sm_90", "bf16", 2, ""),
+        (160, "sm_75", "fp16", 1, ""),
+        (160, "sm_100", "bf16", 2, ""),
+        (160, "sm_90", "fp32", 2, ""),
+    ],
+)
+def test_long_rows_that_are_no_power_of_two_have_a_form_of_their_own(
+    head_dim: int, arch: str, dtype: str, stages: int, form: str
+) -> None:
+    dims = {"head_dim": head_dim, "head_dim_v": head_dim}
+    spec = dataclasses.replace(plan(dtype=dtype, stages=stages).kernel, arch=arch, **dims)
+    problem = Problem(dtype=dtype, causal=True, head_dim=head_dim)
+    source = render(dataclasses.replace(plan(), kernel=spec, problem=problem)).source
+    if dtype != "fp32":
+        assert ("kDepthUnroll = kD / kDepth;" in source) == (form != "")
+    assert ("copies > 16" in source) == (form != "")
+    assert ("advance(2 * j + 1)" in source) == (form != "paired")
+
+
 @pytest.mark.parametrize("plan", E4M3, ids=lambda plan: plan.kernel.stem)
 def test_e4m3_reads_scale_factors_of_its_granularity(plan: Plan) -> None:
     source = render(plan).source
