@@ -83,7 +83,7 @@ def test_published_fa3_tiles_are_among_the_best(case, causal):
         {"bias": "dense_fp32", "softcap": 30.0},
         {"varlen": True, "causal": True},
         {"dtype": "e4m3", "varlen": True, "scales": "block"},
-        {"dtype": "e4m3", "bias": "dense_fp32", "head_dim": 256, "window": (63, 64)},
+        {"dtype": "e4m3", "bias": "dense_fp32", "head_dim": 192, "window": (63, 64)},
         {"dtype": "e4m3", "bias": "dense", "in_dtype": "fp16", "scales": "head"},
         {"dtype": "e4m3", "head_dim": 33, "head_dim_v": 65, "softcap": 30.0},
     ],
@@ -94,6 +94,12 @@ def test_v3_is_generated_with_every_option(options):
     entry = planner.plan(problem, gpus.load("h200"), "v3")
     assert entry.generable, entry.reason
     assert Plan.from_json(entry.plan.to_json()) == entry.plan
+
+
+def test_a_dense_bias_has_no_room_in_e4m3_beside_256_columns():
+    problem = Problem(seq=4096, dtype="e4m3", bias="dense_fp32", head_dim=256)
+    with pytest.raises(NoPlanError, match="registers 260 per thread exceed 240"):
+        planner.plan(problem, gpus.load("h200"), "v3")
 
 
 @pytest.mark.parametrize(
