@@ -9,6 +9,7 @@ from v3_bugs import (
     BUGS,
     FALLING,
     KERNELS,
+    LEADING,
     NOTHING,
     PLAIN,
     SEEDS,
@@ -21,7 +22,7 @@ from v3_bugs import (
 
 pytestmark = pytest.mark.emulator
 
-CASES = {"window": WINDOW, "varlen": SEQUENCES}
+CASES = {"window": WINDOW, "varlen": SEQUENCES, "three": LEADING}
 
 
 @pytest.mark.parametrize("bug", BUGS, ids=str)
