@@ -99,8 +99,8 @@ LEAST_QUERY_STEP = {"fp32": 8, "fp16": 16, "bf16": 16}  # for each 16 keys of th
 WARPGROUP, WARPGROUP_ROWS, LOADER_THREADS = 4, 64, 128
 SLAB_BYTES, HOPPER_SMEM = 128, 232448
 # V3 in e4m3: a row of ones joins those of V transposed, whose keys fill whole slabs; threads of a
-# block that transposes.
-ONES, TRANSPOSERS = 1, 128
+# block that transposes, and the bytes that each does.
+ONES, TRANSPOSERS, TRANSPOSED_BYTES = 1, 64, 256
 TMA_BOX_ROWS = 256  # at most
 # Of P V that V3 multiplies at once, by the computing warps: all of so many, else rounds of up to
 # so many, of which two are under way. More would spill.
@@ -549,12 +549,13 @@ class Plan:
         return before, main, *self._after_main(problem, blocks)
 
     def _laying_out(self, problem: Problem) -> tuple[Stage, ...]:
-        """The kernels that quantise, or the one that lays out V anew, a block a slab of keys."""
+        """The kernels that quantise, or the one that lays out V anew."""
         if self.kernel.quantises:
             return self._quantise(problem)
         if not self.kernel.transposes:
             return ()
-        grid = problem.batch * problem.kv_heads * value_slabs(problem) if lays_out(problem) else 0
+        slabs = problem.batch * problem.kv_heads * value_slabs(problem) if lays_out(problem) else 0
+        grid = -(-slabs * transposers(problem.head_dim_v) // TRANSPOSERS)
         return (Stage(entry=f"{self.kernel.stem}_transpose", grid=grid, block=TRANSPOSERS),)
 
     def _padding(self, problem: Problem) -> list[tuple[Stage, ...]]:
@@ -1155,6 +1156,11 @@ def packed_blocks(problem: Problem, tokens: int) -> int:
     """Blocks of 128 packed rows. Those of sequence i, whose first token is t, begin at number
     t // 128 + i: so each has enough, and knows its own from where it begins."""
     return tokens // SCALE_BLOCK + problem.batch
+
+
+def transposers(head_dim_v: int) -> int:
+    """Threads that transpose a slab of V."""
+    return padded(head_dim_v, "e4m3") * SLAB_BYTES // TRANSPOSED_BYTES
 
 
 def lays_out(problem: Problem) -> bool:

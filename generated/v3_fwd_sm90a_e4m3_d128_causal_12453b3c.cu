@@ -3,7 +3,7 @@
 // regenerate  fasim gen v3_fwd_sm90a_e4m3_d128_causal_12453b3c.cu
 // compile     nvcc -std=c++17 -arch=sm_90a -cubin v3_fwd_sm90a_e4m3_d128_causal_12453b3c.cu
 // run alone   nvcc -std=c++17 -gencode arch=compute_90a,code=sm_90a -DFASIM_MAIN v3_fwd_sm90a_e4m3_d128_causal_12453b3c.cu && ./a.out
-// launch      v3_fwd_sm90a_e4m3_d128_causal_12453b3c_transpose<<<512, 128, 0>>>, as planned
+// launch      v3_fwd_sm90a_e4m3_d128_causal_12453b3c_transpose<<<512, 64, 0>>>, as planned
 // launch      v3_fwd_sm90a_e4m3_d128_causal_12453b3c<<<132, 512, 166912>>>, as planned
 //
 // arguments
@@ -57,7 +57,7 @@
 //   7b148e3d  device/store_tma.cuh
 //   567f0171  device/tensor_map.cuh
 //   3167b13b  device/timeline.cuh
-//   967e0ec7  device/transpose_e4m3.cuh
+//   90815c12  device/transpose_e4m3.cuh
 //   edab5953  device/turn.cuh
 //   c2706fe3  device/types.cuh
 //   8715e91b  device/weights_e4m3.cuh
@@ -65,7 +65,7 @@
 //   4994fd5e  parts/constants_v3.cuh
 //   5a818b86  parts/main_arrays.cuh
 //   ad8df1ec  parts/main_options.cuh
-//   15d6edfa  parts/main_v3.cu
+//   138db331  parts/main_v3.cu
 //   18bd1382  ptx/bar_sync.cuh
 //   f0e3942d  ptx/clock64.cuh
 //   bdcce3e8  ptx/cp_async_bulk_commit_group.cuh
@@ -106,7 +106,7 @@
 // "fwd", "scale": 0.08838834764831843, "scales": "head", "seq": 8192, "seq_kv": 8192, "softcap":
 // 0.0, "varlen": false, "window": [-1, -1]}, "schema": "fasim.plan/1", "slots": 132, "smem_bytes":
 // 166912}
-// ---- the rest of the file has sha256 9c43a234e656b31d2ec56d94c3194801b3caf7f7cd35a671f073916929bead03
+// ---- the rest of the file has sha256 8ef00b7e0709279edbf072dd4be6e8d6bc7df294c4f1c3f49112e0b206e490af
 // FlashAttention-3, forward (Shah et al. 2024, algorithms 1 and 2).
 //
 // A block stays on its SM and works on one tile of queries after the other. One warpgroup, the producer,
@@ -1495,9 +1495,14 @@ __device__ constexpr int key_at(int place) {
 // ---- V, transposed ------------------------------------------------------------------------------
 // wgmma takes bytes only with the depth contiguous: for P V that is the keys. So V is laid out anew, in
 // slabs of 128 keys: a row for each column of V, zeros up to kDV of them, then one of ones, with the keys
-// in the order of key_at. Keys beyond the last are zeros. A thread block makes a slab.
-constexpr int kTransposers = 128;  // threads of a block
-constexpr int kKeyWords = kSlabBytes / 4;  // of four keys, in a row of a slab
+// in the order of key_at. Keys beyond the last are zeros. A thread takes a square of V into its registers,
+// all of it at once, and writes it turned: no shared memory, and no thread waits for another.
+constexpr int kTransposers = 64;  // threads of a block; those of a slab may be fewer, or more
+constexpr int kTransposingBlocks = 12;  // on an SM: more would spill
+constexpr int kSquare = 16;  // keys of a thread, of which the order begins anew, and columns
+constexpr int kSquares = kSlabColumns / kSquare;  // that make whole rows of a slab
+constexpr int kSlabTransposers = kDV / kSquare * kSquares;
+constexpr int kAbreast = kDV % 64 == 0 ? 4 : 2;  // threads that read the same keys: whole sectors
 
 // Bytes i of four words, in the order of the words, as word i.
 __device__ __forceinline__ void transpose_bytes(u32 (&x)[4]) {
@@ -1509,14 +1514,17 @@ __device__ __forceinline__ void transpose_bytes(u32 (&x)[4]) {
   x[3] = __byte_perm(high01, high23, 0x7632);
 }
 
-// Where a word of four keys lies in shared memory: neighbours that write the same keys of other columns,
-// or read other keys of the same column, meet in no bank.
-__device__ __forceinline__ int word_at(int column, int word) {
-  return column * kKeyWords + (word ^ column / 4 % kKeyWords);
+// Columns of a row, or zeros if there are none: rows are whole squares, and so aligned to 16 bytes.
+__device__ __forceinline__ void load_columns(u32 (&x)[4], const Element* row, int count) {
+  uint4 loaded = make_uint4(0, 0, 0, 0);
+  if (count > 0) loaded = *reinterpret_cast<const uint4*>(row);
+  x[0] = loaded.x;
+  x[1] = loaded.y;
+  x[2] = loaded.z;
+  x[3] = loaded.w;
 }
-
 // clang-format off
-extern "C" __global__ void __launch_bounds__(kTransposers)
+extern "C" __global__ void __launch_bounds__(kTransposers, kTransposingBlocks)
 v3_fwd_sm90a_e4m3_d128_causal_12453b3c_transpose(
     const __grid_constant__ TensorMap q_map, const __grid_constant__ TensorMap k_map,
     const __grid_constant__ TensorMap vt_map, const __grid_constant__ TensorMap o_map,
@@ -1526,33 +1534,40 @@ v3_fwd_sm90a_e4m3_d128_causal_12453b3c_transpose(
     const int seq_q, const int seq_kv, const int heads_together, const Strides v_strides,
     const float scale_log2) {
   // clang-format on
-  __shared__ u32 slab[kDV * kKeyWords];
-  constexpr int kColumnWords = kDV / 4;
+  const u32 thread = blockIdx.x * kTransposers + threadIdx.x, place = thread % kSlabTransposers;
+  const int slab = thread / kSlabTransposers, key = place / kAbreast % kSquares * kSquare;
+  const int column = (place / kAbreast / kSquares * kAbreast + place % kAbreast) * kSquare;
   const int slabs = (max(seq_kv, 1) + kSlabColumns - 1) / kSlabColumns;
-  const int head = blockIdx.x / slabs, first_key = blockIdx.x % slabs * kSlabColumns;
+  if (slab >= batch * kv_heads * slabs) return;
+  const int head = slab / slabs, first_key = slab % slabs * kSlabColumns;
   v += head / kv_heads * v_strides.batch + head % kv_heads * v_strides.head;
+  Element* to = vt + i64(slab) * (kDV + 1) * kSlabColumns;
+  v += (first_key + key) * v_strides.seq + column;
+  to += column * kSlabColumns + key;
+  const int keys_left = seq_kv - first_key - key, columns_left = kHeadDimV - column;
+  u32 words[kSquare][4];  // of four columns
 #pragma unroll
-  for (int i = 0; i < kColumnWords * kKeyWords / kTransposers; ++i) {
-    const int n = i * kTransposers + threadIdx.x;
-    const int column = n % kColumnWords * 4, word = n / kColumnWords;
-    u32 words[4];
+  for (int j = 0; j < kSquare; ++j) {
+    const bool inside = key_at(j) < keys_left;
+    load_columns(words[j], v + key_at(j) * v_strides.seq, inside ? columns_left : 0);
+  }
+#pragma unroll
+  for (int i = 0; i < kSquare / 4; ++i) {
+    u32 keys[kSquare / 4][4];  // four of a column, of four columns
+#pragma unroll
+    for (int j = 0; j < kSquare; ++j) keys[j / 4][j % 4] = words[j][i];
+#pragma unroll
+    for (int j = 0; j < kSquare / 4; ++j) transpose_bytes(keys[j]);
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
-      const i64 key = first_key + key_at(4 * word + j);
-      const bool inside = key < seq_kv && column < kHeadDimV;
-      words[j] = inside ? *reinterpret_cast<const u32*>(v + key * v_strides.seq + column) : 0;
+      *reinterpret_cast<uint4*>(to + (4 * i + j) * kSlabColumns) =
+          make_uint4(keys[0][j], keys[1][j], keys[2][j], keys[3][j]);
     }
-    transpose_bytes(words);
-#pragma unroll
-    for (int j = 0; j < 4; ++j) slab[word_at(column + j, word)] = words[j];
   }
-  __syncthreads();
-  u32* rows = reinterpret_cast<u32*>(vt) + i64(blockIdx.x) * (kDV + 1) * kKeyWords;
-#pragma unroll 4
-  for (int n = threadIdx.x; n < kDV * kKeyWords; n += kTransposers) {
-    rows[n] = slab[word_at(n / kKeyWords, n % kKeyWords)];
+  constexpr u32 kOnes = 0x38383838;  // the last row
+  if (column == 0) {
+    *reinterpret_cast<uint4*>(to + kDV * kSlabColumns) = make_uint4(kOnes, kOnes, kOnes, kOnes);
   }
-  if (threadIdx.x < kKeyWords) rows[kDV * kKeyWords + threadIdx.x] = 0x38383838;  // ones
 }
 
 // ---- Kernel -------------------------------------------------------------------------------------
@@ -1862,6 +1877,7 @@ int main(int argc, char** argv) {
   Element* vt = device_array<Element>(i64(all_slabs) * (kDV + 1) * kSlabColumns);
   const TensorMap vt_map = encoded(vt, batch * kv_heads, slabs, kDV + 1, kSlabColumns, kBoxRowsV);
   const TensorMap o_map = encoded(o, batch, heads, seq_q, kHeadDimV, 64);
+  const int slab_blocks = (all_slabs * kSlabTransposers + kTransposers - 1) / kTransposers;
   int blocks = 132;
   cudaDeviceGetAttribute(&blocks, cudaDevAttrMultiProcessorCount, 0);
   const int q_blocks = (seq_q + kBlockQ - 1) / kBlockQ, tiles = batch * heads * q_blocks;
@@ -1876,7 +1892,7 @@ int main(int argc, char** argv) {
   float ms = 0;
   for (int run = 0; run < 2; ++run) {  // the second one counts
     cudaEventRecord(start);
-    v3_fwd_sm90a_e4m3_d128_causal_12453b3c_transpose<<<all_slabs, kTransposers>>>(
+    v3_fwd_sm90a_e4m3_d128_causal_12453b3c_transpose<<<slab_blocks, kTransposers>>>(
         q_map, k_map, vt_map, o_map, v, vt, lse, q_scale, k_scale, v_scale, batch, heads, kv_heads,
         seq_q, seq_kv, heads_together, v_strides, scale_log2);
     kernel<<<grid, kThreads, kSmemBytes>>>(q_map, k_map, vt_map, o_map, v, vt, lse, q_scale,

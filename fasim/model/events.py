@@ -19,13 +19,13 @@ from fasim.errors import UsageError
 from fasim.plan import (
     SCALE_INPUTS,
     SLAB_BYTES,
-    TRANSPOSERS,
     V3,
     WARPGROUP,
     WARPGROUP_ROWS,
     Tile,
     lays_out,
     transposed_shape,
+    transposers,
     transposes,
     v3_layout,
     value_slabs,
@@ -278,7 +278,8 @@ def _v3_transpose(head: _Head) -> Iterator[Event]:
     for key in range(0, slabs * SLAB_BYTES, SLAB_BYTES) if lays_out(p) else ():
         keys = max(0, min(SLAB_BYTES, p.seq_kv - key))
         if p.varlen:
-            yield Event(TRANSPOSER, "load", "cu_seqlens_k", bytes=8 * TRANSPOSERS)
+            asked = 8 * transposers(p.head_dim_v)
+            yield Event(TRANSPOSER, "load", "cu_seqlens_k", bytes=asked)
         yield Event(TRANSPOSER, "load", "v", -1, key, keys * p.head_dim_v * p.element_bytes)
         yield Event(TRANSPOSER, "store", "vt", -1, key, head.transposed(key, SLAB_BYTES))
 

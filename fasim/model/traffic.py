@@ -29,7 +29,6 @@ from fasim.plan import (
     PADDED,
     PADDED_BYTES,
     SCALE_INPUTS,
-    TRANSPOSERS,
     WARPGROUP_ROWS,
     lays_out,
     padded_tensors,
@@ -37,6 +36,7 @@ from fasim.plan import (
     row_blocks,
     scale_shapes,
     transposed_shape,
+    transposers,
     transposes,
     value_slabs,
     widened,
@@ -297,7 +297,7 @@ def _asking_aside(problem: Problem, algo: str) -> tuple[int, int]:
         return of_q, of_k
     if not problem.quantises:
         slabs = problem.batch * problem.kv_heads * value_slabs(problem)
-        return of_q, of_k + TRANSPOSERS * slabs
+        return of_q, of_k + transposers(problem.head_dim_v) * slabs
     queries, keys, values = row_blocks(problem)
     times = quantisers(problem) * (1 if problem.scales == "block" else 2)
     return of_q + times * queries, of_k + times * (keys + values)

@@ -39,7 +39,7 @@ CONSTANTS: tuple[tuple[str, str], ...] = (
         "plan",
         "WARP LAZY_DTYPES SCALE_INPUTS WARPGROUP WARPGROUP_ROWS LOADER_THREADS SLAB_BYTES"
         " HOPPER_SMEM V3_TAIL_BYTES MOST_SPLITS ENDS_TILES SCALE_BLOCK ONES MOST_ROWS"
-        " TRANSPOSERS",
+        " TRANSPOSED_BYTES",
     ),
     (
         "model.footprint",

@@ -5,7 +5,7 @@
 "use strict";
 
 function makeEvents(model) {
-  const { C, isV3, packs, seen, v3Layout, transposes, transposedShape, valueColumns } = model;
+  const { C, isV3, packs, seen, v3Layout, transposers, transposes, transposedShape, valueColumns } = model;
   const TRANSPOSER = "transposer";  // of V3 in e4m3: the kernel before the main one
   const sum = (xs) => xs.reduce((a, b) => a + b, 0);
   const range = (start, stop, step) => Array.from({ length: Math.max(0, Math.ceil((stop - start) / step)) }, (_, i) => start + i * step);
@@ -212,7 +212,7 @@ function makeEvents(model) {
   // is over.
   function transposeTurn(h, make, key, last) {
     const { p } = h, { lanes } = make.state, keys = Math.max(0, Math.min(C.SLAB_BYTES, p.seq_kv - key));
-    if (p.varlen) make.move(TRANSPOSER, TRANSPOSER, "load", "cu_seqlens_k", -1, -1, 8 * C.TRANSPOSERS);
+    if (p.varlen) make.move(TRANSPOSER, TRANSPOSER, "load", "cu_seqlens_k", -1, -1, 8 * transposers(p));
     lanes[TRANSPOSER] = make.move(TRANSPOSER, TRANSPOSER, "load", "v", -1, key, keys * p.head_dim_v * p.e).end;
     const { end } = make.move("store", TRANSPOSER, "store", "vt", -1, key, h.transposed(key, C.SLAB_BYTES));
     if (last) for (const role of ["producer", ...consumersOf(h)]) lanes[role] = end;

@@ -158,6 +158,9 @@ function makeModel(C, GPUS) {
   // Of one head: rows of V laid out anew, the ones among them, and keys in whole slabs.
   const transposedShape = (p) => [p.dv + C.ONES, roundUp(Math.max(p.seq_kv, p.varlen ? 0 : 1), C.SLAB_BYTES)];
 
+  // Threads that lay out a slab of V.
+  const transposers = (p) => (p.dv * C.SLAB_BYTES) / C.TRANSPOSED_BYTES;
+
   // Bytes of V laid out anew in HBM: every packed sequence begins in a slab of its own.
   function transposedBytes(p) {
     const [rows, keys] = transposedShape(p), slabs = Math.floor((p.batch * p.seq_kv) / C.SLAB_BYTES) + p.batch;
@@ -548,7 +551,7 @@ function makeModel(C, GPUS) {
     if (p.bias === "alibi") reads.slopes = 4 * threads;
     if (p.dense) reads.bias = heads * (leads(variant, p) ? warpgroupVisits(p, variant, t) : visits(p, rowsApart(p, variant, t), t.step)).pairs * p.biasBytes;
     if (p.varlen) reads.cu_seqlens_q = reads.cu_seqlens_k = 8 * (variant === "v3" ? heads * v.q_tiles : threads);
-    if (p.varlen && transposes(variant, p)) reads.cu_seqlens_k += (8 * C.TRANSPOSERS * p.batch * p.kv_heads * transposedShape(p)[1]) / C.SLAB_BYTES;
+    if (p.varlen && transposes(variant, p)) reads.cu_seqlens_k += (8 * transposers(p) * p.batch * p.kv_heads * transposedShape(p)[1]) / C.SLAB_BYTES;
     const readers = variant === "v3" ? heads * v.q_tiles : threads;
     if (p.dtype === "e4m3") for (const name of C.SCALE_INPUTS) reads[name] = 4 * readers;
     if (p.scales === "block") {
@@ -877,7 +880,7 @@ function makeModel(C, GPUS) {
     return { ...entry, useful: useful(p), hbm: need, fits: hbm(p, entry.variant).total <= budget(gpu, reserve), max_seq: maxSeq(p, entry.variant, gpu, reserve) };
   }
 
-  return { C, GPUS, isV3, packs, problemOf, changed, seen, visits, plan, evaluate, step, v3Layout, transposes, transposedShape, valueColumns, tensors, hbm, budget, ceilDiv };
+  return { C, GPUS, isV3, packs, problemOf, changed, seen, visits, plan, evaluate, step, v3Layout, transposers, transposes, transposedShape, valueColumns, tensors, hbm, budget, ceilDiv };
 }
 
 if (typeof module !== "undefined") module.exports = { makeModel };

@@ -1,9 +1,14 @@
 // ---- V, transposed ------------------------------------------------------------------------------
 // wgmma takes bytes only with the depth contiguous: for P V that is the keys. So V is laid out anew, in
 // slabs of 128 keys: a row for each column of V, zeros up to kDV of them, then one of ones, with the keys
-// in the order of key_at. Keys beyond the last are zeros. A thread block makes a slab.
-constexpr int kTransposers = 128;  // threads of a block
-constexpr int kKeyWords = kSlabBytes / 4;  // of four keys, in a row of a slab
+// in the order of key_at. Keys beyond the last are zeros. A thread takes a square of V into its registers,
+// all of it at once, and writes it turned: no shared memory, and no thread waits for another.
+constexpr int kTransposers = 64;  // threads of a block; those of a slab may be fewer, or more
+constexpr int kTransposingBlocks = 12;  // on an SM: more would spill
+constexpr int kSquare = 16;  // keys of a thread, of which the order begins anew, and columns
+constexpr int kSquares = kSlabColumns / kSquare;  // that make whole rows of a slab
+constexpr int kSlabTransposers = kDV / kSquare * kSquares;
+constexpr int kAbreast = kDV % 64 == 0 ? 4 : 2;  // threads that read the same keys: whole sectors
 
 // Bytes i of four words, in the order of the words, as word i.
 __device__ __forceinline__ void transpose_bytes(u32 (&x)[4]) {
@@ -15,68 +20,82 @@ __device__ __forceinline__ void transpose_bytes(u32 (&x)[4]) {
   x[3] = __byte_perm(high01, high23, 0x7632);
 }
 
-// Where a word of four keys lies in shared memory: neighbours that write the same keys of other columns,
-// or read other keys of the same column, meet in no bank.
-__device__ __forceinline__ int word_at(int column, int word) {
-  return column * kKeyWords + (word ^ column / 4 % kKeyWords);
-}
+//% if kernel.head_dim_v % 16
+// Columns of a row, of which so many are there, the others zeros: in words of four columns if rows are
+// whole words, else byte by byte.
+using Piece = $("Element" if kernel.head_dim_v % 4 else "u32");
 
-//% if kernel.head_dim_v % 4
-// Up to four columns of a row that may begin at any byte.
-__device__ __forceinline__ u32 load_columns(const Element* row, int columns) {
-  u32 word = 0;
+__device__ __forceinline__ void load_columns(u32 (&x)[4], const Element* row, int count) {
 #pragma unroll
-  for (int i = 0; i < 4; ++i) word |= i < columns ? u32(row[i]) << 8 * i : 0;
-  return word;
+  for (int i = 0; i < 4; ++i) x[i] = 0;
+#pragma unroll
+  for (int i = 0; i < kSquare; i += int(sizeof(Piece))) {
+    const u32 piece = i < count ? *reinterpret_cast<const Piece*>(row + i) : 0;
+    x[i / 4] |= piece << i % 4 * 8;
+  }
 }
-
+//% else
+// Columns of a row, or zeros if there are none: rows are whole squares, and so aligned to 16 bytes.
+__device__ __forceinline__ void load_columns(u32 (&x)[4], const Element* row, int count) {
+  uint4 loaded = make_uint4(0, 0, 0, 0);
+  if (count > 0) loaded = *reinterpret_cast<const uint4*>(row);
+  x[0] = loaded.x;
+  x[1] = loaded.y;
+  x[2] = loaded.z;
+  x[3] = loaded.w;
+}
 //% endif
+
 // clang-format off
-extern "C" __global__ void __launch_bounds__(kTransposers)
+extern "C" __global__ void __launch_bounds__(kTransposers, kTransposingBlocks)
 $(kernel.stem)_transpose(
 $(parameters(kernel))) {
   // clang-format on
-  __shared__ u32 slab[kDV * kKeyWords];
-  constexpr int kColumnWords = kDV / 4;
+  const u32 thread = blockIdx.x * kTransposers + threadIdx.x, place = thread % kSlabTransposers;
+  const int slab = thread / kSlabTransposers, key = place / kAbreast % kSquares * kSquare;
+  const int column = (place / kAbreast / kSquares * kAbreast + place % kAbreast) * kSquare;
 //% if kernel.varlen
   const int slabs = (longest_k + kSlabColumns - 1) / kSlabColumns;
-  const int head = blockIdx.x / slabs, first_key = blockIdx.x % slabs * kSlabColumns;
+  if (slab >= batch * kv_heads * slabs) return;
+  const int head = slab / slabs, first_key = slab % slabs * kSlabColumns;
   const int sequence = head / kv_heads, kv_head = head % kv_heads;
   const int first_token = cu_seqlens_k[sequence];
   const int seq_kv = cu_seqlens_k[sequence + 1] - first_token;
   if (first_key >= seq_kv) return;
   v += first_token * v_strides.seq + kv_head * v_strides.head;
   const i64 slab_number = first_token / kScaleBlock + sequence + first_key / kSlabColumns;
-  const i64 place = slab_number * kv_heads + kv_head;
+  Element* to = vt + (slab_number * kv_heads + kv_head) * (kDV + 1) * kSlabColumns;
 //% else
   const int slabs = (max(seq_kv, 1) + kSlabColumns - 1) / kSlabColumns;
-  const int head = blockIdx.x / slabs, first_key = blockIdx.x % slabs * kSlabColumns;
+  if (slab >= batch * kv_heads * slabs) return;
+  const int head = slab / slabs, first_key = slab % slabs * kSlabColumns;
   v += head / kv_heads * v_strides.batch + head % kv_heads * v_strides.head;
+  Element* to = vt + i64(slab) * (kDV + 1) * kSlabColumns;
 //% endif
+  v += (first_key + key) * v_strides.seq + column;
+  to += column * kSlabColumns + key;
+  const int keys_left = seq_kv - first_key - key, columns_left = kHeadDimV - column;
+  u32 words[kSquare][4];  // of four columns
 #pragma unroll
-  for (int i = 0; i < kColumnWords * kKeyWords / kTransposers; ++i) {
-    const int n = i * kTransposers + threadIdx.x;
-    const int column = n % kColumnWords * 4, word = n / kColumnWords;
-    u32 words[4];
+  for (int j = 0; j < kSquare; ++j) {
+    const bool inside = key_at(j) < keys_left;
+    load_columns(words[j], v + key_at(j) * v_strides.seq, inside ? columns_left : 0);
+  }
+#pragma unroll
+  for (int i = 0; i < kSquare / 4; ++i) {
+    u32 keys[kSquare / 4][4];  // four of a column, of four columns
+#pragma unroll
+    for (int j = 0; j < kSquare; ++j) keys[j / 4][j % 4] = words[j][i];
+#pragma unroll
+    for (int j = 0; j < kSquare / 4; ++j) transpose_bytes(keys[j]);
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
-      const i64 key = first_key + key_at(4 * word + j);
-      const bool inside = key < seq_kv && column < kHeadDimV;
-//% if kernel.head_dim_v % 4
-      words[j] = inside ? load_columns(v + key * v_strides.seq + column, kHeadDimV - column) : 0;
-//% else
-      words[j] = inside ? *reinterpret_cast<const u32*>(v + key * v_strides.seq + column) : 0;
-//% endif
+      *reinterpret_cast<uint4*>(to + (4 * i + j) * kSlabColumns) =
+          make_uint4(keys[0][j], keys[1][j], keys[2][j], keys[3][j]);
     }
-    transpose_bytes(words);
-#pragma unroll
-    for (int j = 0; j < 4; ++j) slab[word_at(column + j, word)] = words[j];
   }
-  __syncthreads();
-  u32* rows = reinterpret_cast<u32*>(vt) + $("place" if kernel.varlen else "i64(blockIdx.x)") * (kDV + 1) * kKeyWords;
-#pragma unroll 4
-  for (int n = threadIdx.x; n < kDV * kKeyWords; n += kTransposers) {
-    rows[n] = slab[word_at(n / kKeyWords, n % kKeyWords)];
+  constexpr u32 kOnes = 0x38383838;  // the last row
+  if (column == 0) {
+    *reinterpret_cast<uint4*>(to + kDV * kSlabColumns) = make_uint4(kOnes, kOnes, kOnes, kOnes);
   }
-  if (threadIdx.x < kKeyWords) rows[kDV * kKeyWords + threadIdx.x] = 0x38383838;  // ones
 }

@@ -182,6 +182,9 @@ int main(int argc, char** argv) {
   to_pad += $("rows" if name == "q" else "keys") * kChunks<$(columns)>;
 //% endfor
 //% endif
+//% if kernel.scaled and not kernel.quantises
+  const int slab_blocks = (all_slabs * kSlabTransposers + kTransposers - 1) / kTransposers;
+//% endif
   int blocks = 132;
   cudaDeviceGetAttribute(&blocks, cudaDevAttrMultiProcessorCount, 0);
 //% if kernel.pack_gqa
@@ -213,7 +216,7 @@ int main(int argc, char** argv) {
 $(line)$(call(kernel, line)));
 //% endfor
 //% if kernel.scaled and not kernel.quantises
-    $(kernel.stem)_transpose<<<all_slabs, kTransposers>>>($(call(kernel, "    " ~ kernel.stem ~ "_transpose<<<all_slabs, kTransposers>>>(")));
+    $(kernel.stem)_transpose<<<slab_blocks, kTransposers>>>($(call(kernel, "    " ~ kernel.stem ~ "_transpose<<<slab_blocks, kTransposers>>>(")));
 //% endif
 //% if copies_in
     $(kernel.stem)_pad<<<blocks_for(to_pad), kPadders>>>($(call(kernel, "    " ~ kernel.stem ~ "_pad<<<blocks_for(to_pad), kPadders>>>(")));

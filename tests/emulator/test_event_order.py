@@ -83,6 +83,7 @@ CASES: dict[str, tuple[str, Tile, dict[str, Any]]] = {
         {"seq": 300, "seq_kv": 512, "causal": True, "dtype": "e4m3", "scales": "block"},
     ),
 }
+TRANSPOSING = ("_transpose", "load_columns")  # functions of the kernel that lays out V
 WEIGHING = {  # functions of the softmax
     *("quad_max", "weigh", "reset", "all_settled", "round_weights"),
     *("settle", "move_to", "follow", "weigh_step", "exponentials", "add_up", "lower"),
@@ -100,7 +101,7 @@ def test_the_emulator_does_what_the_events_say(name: str) -> None:
     assert -(-problem.seq_kv // tile.block_kv) <= 4
     said = list(events(problem, algo, entry.tile))
     spans = traced(replace(entry.plan, slots=1))  # V3: one block does all
-    before = [span for span in spans if span["function"].endswith("_transpose")]
+    before = [span for span in spans if span["function"].endswith(TRANSPOSING)]
     main = [span for span in spans if span not in before]
     for role, warp in warps(algo, tile):
         mine = [span for span in main if span["warp"] == warp]
@@ -113,10 +114,10 @@ def test_the_emulator_does_what_the_events_say(name: str) -> None:
 
 
 def check_transposed(spans: list[dict[str, Any]], problem: Problem, said: list[Event]) -> None:
-    """Slabs of V are loaded and stored in the order of the stream, with its bytes: a lane loads 4
-    columns of a key at once and stores 4 keys of a column."""
+    """Slabs of V are loaded and stored in the order of the stream, with its bytes: a lane loads 16
+    columns of a key at once and stores 16 keys of a column."""
     in_order = sorted(spans, key=lambda span: (span["block"], span["warp"]))
-    for kind, size in (("load", 4), ("store", 4)):
+    for kind, size in (("load", 16), ("store", 16)):
         mine = [span for span in in_order if span["sort"] == kind]
         events = [event for event in said if event.kind == kind and event.bytes]
         slabs = (key // SLAB_BYTES * SLAB_BYTES for span in mine for key in keys_of(span, problem))

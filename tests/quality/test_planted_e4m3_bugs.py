@@ -27,6 +27,7 @@ THREE = Tile(block_q=192, block_kv=128, warps=12, stages=2, registers=160)
 KERNELS: dict[str, tuple[Tile, dict[str, Any]]] = {
     "one round": (TWO, {"head_dim": 80}),  # of P V: rows are done again behind it
     "two rounds": (TWO, {"head_dim": 80, "head_dim_v": 144}),  # of unequal width, and before it
+    "narrow rows": (TWO, {"head_dim": 80, "head_dim_v": 44}),  # of words, no whole squares
     "causal": (TWO, {"head_dim": 80, "causal": True}),
     "three, causal": (THREE, {"head_dim": 80, "causal": True}),
     "blocks": (THREE, {"head_dim": 80, "scales": "block"}),
@@ -79,14 +80,34 @@ def found_in(kernel: Kernel, case: Case) -> str:
 
 
 LAID_OUT = (
+    Bug("V's keys keep their order", "v + key_at(j) * v_strides.seq", "v + j * v_strides.seq"),
     Bug(
-        "V's keys keep their order", "first_key + key_at(4 * word + j)", "first_key + 4 * word + j"
+        "the last keys are those in order",
+        "inside = key_at(j) < keys_left",
+        "inside = j < keys_left",
+        ("out of bounds", RIGHT),
+        case=replace(CASE, seq_kv=405),
+    ),
+    Bug(
+        "all squares are of the first keys",
+        "  v += (first_key + key) * v_strides.seq + column;",
+        "  v += first_key * v_strides.seq + column;",
+    ),
+    Bug(
+        "words of four keys change places",
+        "make_uint4(keys[0][j], keys[1][j], keys[2][j], keys[3][j]);",
+        "make_uint4(keys[0][j], keys[2][j], keys[1][j], keys[3][j]);",
+    ),
+    Bug(
+        "columns change places",
+        "x[1] = __byte_perm(low01, low23, 0x7632);",
+        "x[1] = __byte_perm(low01, low23, 0x6732);",
     ),
     Bug(
         "V's slabs follow each other head by head",
-        "const int head = blockIdx.x / slabs, first_key = blockIdx.x % slabs * kSlabColumns;",
-        "const int all = gridDim.x / slabs;\n"
-        "  const int head = blockIdx.x % all, first_key = blockIdx.x / all * kSlabColumns;",
+        "const int head = slab / slabs, first_key = slab % slabs * kSlabColumns;",
+        "const int all = batch * kv_heads;\n"
+        "  const int head = slab % all, first_key = slab / all * kSlabColumns;",
         case=replace(CASE, batch=2),
     ),
     Bug(
@@ -96,17 +117,36 @@ LAID_OUT = (
     ),
     Bug(
         "there is no row of ones",
-        "  if (threadIdx.x < kKeyWords) rows[",
-        "  if (false) rows[",
+        "  if (column == 0) {\n    *reinterpret_cast",
+        "  if (false) {\n    *reinterpret_cast",
         ("uninitialised read",),
     ),
-    Bug("ones are twos", "= 0x38383838;", "= 0x40404040;"),
-    Bug("V's padding is not zero", " && column < kHeadDimV;", ";", ("out of bounds", RIGHT)),
+    Bug("ones are twos", "kOnes = 0x38383838;", "kOnes = 0x40404040;"),
     Bug(
-        "V is read before all have written it",
-        "  __syncthreads();\n  u32* rows",
-        "  u32* rows",
-        ("race", "uninitialised read"),
+        "V's padding is not zero",
+        "columns_left = kHeadDimV - column;",
+        "columns_left = kSquare;",
+        ("out of bounds", RIGHT),
+    ),
+    Bug(
+        "V's last columns are those of a whole square",
+        "u32 piece = i < count ?",
+        "u32 piece = count > 0 ?",
+        ("out of bounds", RIGHT),
+        "narrow rows",
+    ),
+    Bug(
+        "V's columns stand in other words",
+        "x[i / 4] |= piece",
+        "x[i % 4] |= piece",
+        kernel="narrow rows",
+    ),
+    Bug(
+        "threads beyond the last slab go on",
+        "  if (slab >= batch * kv_heads * slabs) return;\n",
+        "",
+        ("out of bounds",),
+        case=replace(CASE, seq_kv=300),  # three slabs of 48 threads
     ),
 )
 PRODUCTS = (

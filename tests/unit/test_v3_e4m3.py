@@ -45,8 +45,8 @@ def test_v_is_laid_out_by_a_kernel_of_its_own() -> None:
     before, main = launch.stages
     heads, slabs, rows = 2 * 3, 2, 96 + 1  # whole steps, and a row of ones
     assert launch.workspaces == {"vt": ((heads, slabs, rows, 128), "e4m3")}
-    assert before.grid == heads * slabs
-    assert (before.entry, before.block) == (f"{main.entry}_transpose", 128)
+    assert before.grid == heads * slabs * (96 // 16) * 8 // 64  # 16 keys of 16 columns a thread
+    assert (before.entry, before.block) == (f"{main.entry}_transpose", 64)
     assert launch.boxes == {"q": 64, "k": 128, "vt": 96 + 8, "o": 64}
     assert "v_strides" in launch.scalars
 
@@ -77,7 +77,8 @@ def test_packed_sequences_begin_in_slabs_of_their_own() -> None:
     assert launch.workspaces == {"vt": ((slabs, 3, rows, 128), "e4m3")}
     assert launch.inputs["q_scale"] == ((700 // 128 + 3, 6), "fp32")
     assert launch.inputs["k_scale"] == launch.inputs["v_scale"] == ((slabs, 3), "fp32")
-    assert launch.stages[0].grid == 3 * 3 * 2  # if all were as long as the longest
+    longest = -(-3 * 3 * 2 * 48 // 64)  # if all were as long as it; 48 threads a slab
+    assert launch.stages[0].grid == longest
     heads = plan_of(wanted.with_(scales="head")).launch_for(tokens=(700, 260))
     assert heads.inputs["q_scale"] == ((3, 6), "fp32")
 
@@ -99,7 +100,7 @@ def test_bytes_of_packed_sequences_by_hand() -> None:
     wanted, tiles = problem(varlen=True), Tiles.of([TILE])
     asked = traffic.issued(wanted, "v3", "fwd", tiles).at(0)
     assert asked.writes["vt"] == 2 * 3 * 97 * 256
-    producers, transposers = 2 * 6 * 3, 2 * 3 * 2 * 128  # a thread a tile, a block's a slab
+    producers, transposers = 2 * 6 * 3, 2 * 3 * 2 * 96 // 2  # a thread a tile, many a slab
     assert asked.reads["cu_seqlens_q"] == 8 * producers
     assert asked.reads["cu_seqlens_k"] == 8 * (producers + transposers)
     slabs = 2 * 200 // 128 + 2
@@ -205,14 +206,11 @@ def test_the_order_of_keys_is_that_of_the_weights() -> None:
     """Of 16 columns a thread scores 2t, 2t + 1, 2t + 8 and 2t + 9, four bytes of a register, so
     places 4t to 4t + 3 of V transposed: the expressions in the kernel, read as Python."""
     source = render(plan_of(problem())).source
-    (line,) = (x for x in source.splitlines() if "const i64 key = first_key + key_at(" in x)
+    (line,) = (x for x in source.splitlines() if "v + key_at(" in x)
     (body,) = (x for x in source.splitlines() if "return place / 16 * 16 +" in x)
-    place_of = line.split("key_at(")[1].removesuffix(");")
+    place_of = line.split("key_at(")[1].partition(")")[0]
     key_at = body.split("return ")[1].rstrip(";").replace("/", "//")
-    places = [
-        eval(place_of, {"word": word, "j": j}) for word, j in itertools.product(range(8), range(4))
-    ]
-    got = [eval(key_at, {"place": place}) for place in places]
+    got = [eval(key_at, {"place": eval(place_of, {"j": j})}) for j in range(32)]
     columns = [[2 * t, 2 * t + 1, 2 * t + 8, 2 * t + 9] for t in range(4)]
     assert got == [16 * half + key for half in range(2) for key in np.ravel(columns)]
 
