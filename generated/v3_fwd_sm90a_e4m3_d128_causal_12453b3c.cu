@@ -48,7 +48,7 @@
 //   772adaad  device/mbarrier.cuh
 //   b4e10cc5  device/rescore_e4m3.cuh
 //   56ce5a2e  device/rows.cuh
-//   0db3649c  device/schedule.cuh
+//   6a818e15  device/schedule.cuh
 //   b274dbf8  device/score_factor.cuh
 //   2e46e33c  device/settled_rows.cuh
 //   6c395fee  device/shared_v3.cuh
@@ -58,10 +58,10 @@
 //   567f0171  device/tensor_map.cuh
 //   3167b13b  device/timeline.cuh
 //   90815c12  device/transpose_e4m3.cuh
-//   edab5953  device/turn.cuh
+//   689d4211  device/turn.cuh
 //   c2706fe3  device/types.cuh
 //   8715e91b  device/weights_e4m3.cuh
-//   55303d81  kernels/v3_fwd.cu
+//   58261a6f  kernels/v3_fwd.cu
 //   4994fd5e  parts/constants_v3.cuh
 //   5a818b86  parts/main_arrays.cuh
 //   ad8df1ec  parts/main_options.cuh
@@ -106,7 +106,7 @@
 // "fwd", "scale": 0.08838834764831843, "scales": "head", "seq": 8192, "seq_kv": 8192, "softcap":
 // 0.0, "varlen": false, "window": [-1, -1]}, "schema": "fasim.plan/1", "slots": 132, "smem_bytes":
 // 166912}
-// ---- the rest of the file has sha256 8ef00b7e0709279edbf072dd4be6e8d6bc7df294c4f1c3f49112e0b206e490af
+// ---- the rest of the file has sha256 d979ebe9bf568c1b922e5f7a6a71215194b84d4a344300bd0881fc05bb2714a4
 // FlashAttention-3, forward (Shah et al. 2024, algorithms 1 and 2).
 //
 // A block stays on its SM and works on one tile of queries after the other. One warpgroup, the producer,
@@ -796,8 +796,7 @@ __device__ __forceinline__ void wait(u64* barrier, u32 parity) {
 // it goes to the registers that a warp shares, whence wgmma takes its descriptors.
 __device__ __forceinline__ int uniform(int x) { return __shfl_sync(~0u, x, 0); }
 
-// The place of the n-th tile in a ring of tiles, and the parity of the phase in which it is there. Unsigned
-// division: the compiler need not know that n is never negative.
+// The place of the n-th tile in a ring of tiles, and the parity of the phase in which it is there.
 struct Turn {
   int slot;
   u32 parity;
@@ -805,7 +804,7 @@ struct Turn {
 
 template <int kSlots>
 __device__ __forceinline__ Turn turn(int n) {
-  return {int(u32(n) % kSlots), u32(n) / kSlots % 2};
+  return {n % kSlots, u32(n / kSlots % 2)};
 }
 
 // ---- Timeline -----------------------------------------------------------------------------------
@@ -1695,10 +1694,6 @@ v3_fwd_sm90a_e4m3_d128_causal_12453b3c(
     const Turn at = turn<kStages>(n);
     wait(&shared.full_v[at.slot], at.parity);
   };
-  const auto seen = [&] {
-    const Work& work = shared.works[(round - 1) % kWorks];
-    return seen_tiles(work.first_query + 64 * warpgroup, span_of(work));
-  };
   // A warp needs its n-th tile of keys no more, nor, after the last, those queries.
   const auto release = [&](int n) {
     const int slot = n % kStages;
@@ -1745,6 +1740,10 @@ v3_fwd_sm90a_e4m3_d128_causal_12453b3c(
     note(kSummed, n);
   };
   int n = 0;
+  const auto seen = [&] {
+    const Work& work = shared.works[(round - 1) % kWorks];
+    return seen_tiles(work.first_query + 64 * warpgroup, span_of(work));
+  };
   // Tiles of keys from the first one on, of which none of the consumer's rows sees any.
   const auto pass_by = [&](int first) {
     for (; tile >= max(first, last_tile); --tile, ++n) {

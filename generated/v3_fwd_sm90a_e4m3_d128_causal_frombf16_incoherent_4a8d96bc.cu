@@ -55,7 +55,7 @@
 //   b153ad72  device/quantise_e4m3.cuh
 //   b4e10cc5  device/rescore_e4m3.cuh
 //   56ce5a2e  device/rows.cuh
-//   0db3649c  device/schedule.cuh
+//   6a818e15  device/schedule.cuh
 //   b274dbf8  device/score_factor.cuh
 //   2e46e33c  device/settled_rows.cuh
 //   6c395fee  device/shared_v3.cuh
@@ -64,10 +64,10 @@
 //   7b148e3d  device/store_tma.cuh
 //   567f0171  device/tensor_map.cuh
 //   3167b13b  device/timeline.cuh
-//   edab5953  device/turn.cuh
+//   689d4211  device/turn.cuh
 //   c2706fe3  device/types.cuh
 //   8715e91b  device/weights_e4m3.cuh
-//   55303d81  kernels/v3_fwd.cu
+//   58261a6f  kernels/v3_fwd.cu
 //   4994fd5e  parts/constants_v3.cuh
 //   5a818b86  parts/main_arrays.cuh
 //   ad8df1ec  parts/main_options.cuh
@@ -112,7 +112,7 @@
 // "incoherent": true, "kv_heads": 8, "out_dtype": "bf16", "pass": "fwd", "scale":
 // 0.08838834764831843, "scales": "block", "seq": 8192, "seq_kv": 8192, "softcap": 0.0, "varlen":
 // false, "window": [-1, -1]}, "schema": "fasim.plan/1", "slots": 132, "smem_bytes": 166912}
-// ---- the rest of the file has sha256 42e8786df4c2590cfa31ea83b4ce09c19908463c52abf5e0b9618117053a9d23
+// ---- the rest of the file has sha256 ff95196cb7c83e1f6bf364d0d3acf451ae3941191048c4e10dcb41454c24ccc0
 // FlashAttention-3, forward (Shah et al. 2024, algorithms 1 and 2).
 //
 // A block stays on its SM and works on one tile of queries after the other. One warpgroup, the producer,
@@ -805,8 +805,7 @@ __device__ __forceinline__ void wait(u64* barrier, u32 parity) {
 // it goes to the registers that a warp shares, whence wgmma takes its descriptors.
 __device__ __forceinline__ int uniform(int x) { return __shfl_sync(~0u, x, 0); }
 
-// The place of the n-th tile in a ring of tiles, and the parity of the phase in which it is there. Unsigned
-// division: the compiler need not know that n is never negative.
+// The place of the n-th tile in a ring of tiles, and the parity of the phase in which it is there.
 struct Turn {
   int slot;
   u32 parity;
@@ -814,7 +813,7 @@ struct Turn {
 
 template <int kSlots>
 __device__ __forceinline__ Turn turn(int n) {
-  return {int(u32(n) % kSlots), u32(n) / kSlots % 2};
+  return {n % kSlots, u32(n / kSlots % 2)};
 }
 
 // ---- Timeline -----------------------------------------------------------------------------------
@@ -1978,10 +1977,6 @@ v3_fwd_sm90a_e4m3_d128_causal_frombf16_incoherent_4a8d96bc(
     const Turn at = turn<kStages>(n);
     wait(&shared.full_v[at.slot], at.parity);
   };
-  const auto seen = [&] {
-    const Work& work = shared.works[(round - 1) % kWorks];
-    return seen_tiles(work.first_query + 64 * warpgroup, span_of(work));
-  };
   // A warp needs its n-th tile of keys no more, nor, after the last, those queries.
   const auto release = [&](int n) {
     const int slot = n % kStages;
@@ -2030,6 +2025,10 @@ v3_fwd_sm90a_e4m3_d128_causal_frombf16_incoherent_4a8d96bc(
     note(kSummed, n);
   };
   int n = 0;
+  const auto seen = [&] {
+    const Work& work = shared.works[(round - 1) % kWorks];
+    return seen_tiles(work.first_query + 64 * warpgroup, span_of(work));
+  };
   // Tiles of keys from the first one on, of which none of the consumer's rows sees any.
   const auto pass_by = [&](int first) {
     for (; tile >= max(first, last_tile); --tile, ++n) {

@@ -40,7 +40,7 @@
 //   772adaad  device/mbarrier.cuh
 //   c92fb41f  device/rescore.cuh
 //   56ce5a2e  device/rows.cuh
-//   0db3649c  device/schedule.cuh
+//   6a818e15  device/schedule.cuh
 //   2e46e33c  device/settled_rows.cuh
 //   6c395fee  device/shared_v3.cuh
 //   f120efac  device/softmax_in_place.cuh
@@ -48,9 +48,9 @@
 //   7b148e3d  device/store_tma.cuh
 //   567f0171  device/tensor_map.cuh
 //   3167b13b  device/timeline.cuh
-//   edab5953  device/turn.cuh
+//   689d4211  device/turn.cuh
 //   c2706fe3  device/types.cuh
-//   55303d81  kernels/v3_fwd.cu
+//   58261a6f  kernels/v3_fwd.cu
 //   4994fd5e  parts/constants_v3.cuh
 //   5a818b86  parts/main_arrays.cuh
 //   ad8df1ec  parts/main_options.cuh
@@ -94,7 +94,7 @@
 // "head_dim_v": 64, "heads": 32, "incoherent": false, "kv_heads": 32, "out_dtype": "fp16", "pass":
 // "fwd", "scale": 0.125, "scales": "tensor", "seq": 1024, "seq_kv": 1024, "softcap": 0.0, "varlen":
 // false, "window": [-1, -1]}, "schema": "fasim.plan/1", "slots": 132, "smem_bytes": 140288}
-// ---- the rest of the file has sha256 88c165633313573d9c55a0a2b2f053b78a4fa9238e850d81a9cb1164763c6750
+// ---- the rest of the file has sha256 0046916a5b205722cef674abb8c22145a0456f970e507b4f32ef55d656b77ec5
 // FlashAttention-3, forward (Shah et al. 2024, algorithms 1 and 2).
 //
 // A block stays on its SM and works on one tile of queries after the other. One warpgroup, the producer,
@@ -662,8 +662,7 @@ __device__ __forceinline__ void wait(u64* barrier, u32 parity) {
 // it goes to the registers that a warp shares, whence wgmma takes its descriptors.
 __device__ __forceinline__ int uniform(int x) { return __shfl_sync(~0u, x, 0); }
 
-// The place of the n-th tile in a ring of tiles, and the parity of the phase in which it is there. Unsigned
-// division: the compiler need not know that n is never negative.
+// The place of the n-th tile in a ring of tiles, and the parity of the phase in which it is there.
 struct Turn {
   int slot;
   u32 parity;
@@ -671,7 +670,7 @@ struct Turn {
 
 template <int kSlots>
 __device__ __forceinline__ Turn turn(int n) {
-  return {int(u32(n) % kSlots), u32(n) / kSlots % 2};
+  return {n % kSlots, u32(n / kSlots % 2)};
 }
 
 // ---- Timeline -----------------------------------------------------------------------------------
@@ -840,13 +839,6 @@ __device__ __forceinline__ Tiles key_tiles(int first_query, const Span& span) {
   const int begin = 0;
   const int end = keys > 0 ? (keys + kBlockKV - 1) / kBlockKV : 0;
   return end > begin ? Tiles{end, begin} : Tiles{beyond + 1, beyond};
-}
-
-// Those of which some row of a consumer, from `query` on, sees keys.
-__device__ __forceinline__ Tiles seen_tiles(int query, const Span& span) {
-  const int last = min(query + 63, span.seq_q - 1);
-  const int keys = last < query ? 0 : max(visible_keys(last, span), 0);
-  return {(keys + kBlockKV - 1) / kBlockKV, 0};
 }
 
 // Those of which all rows of a consumer, from `query` on, see all keys.
@@ -1240,10 +1232,6 @@ __device__ __forceinline__ void store_output(Shared& shared, const Accumulator& 
   }
 }
 
-__device__ __forceinline__ void take_turn(int consumer) {
-  ptx::bar_sync(kTurnBarrier + consumer, 256);
-}
-
 // A consumer has started its products: the next one may.
 __device__ __forceinline__ void pass_turn(int consumer) {
   ptx::bar_arrive(kTurnBarrier + (consumer + 1) % kConsumers, 256);
@@ -1347,7 +1335,7 @@ v3_fwd_sm90a_fp16_d64_full_03d34d39(
     const int slot = n % kStages;
     note(kAsked, n);
     await_keys(n);
-    take_turn(warpgroup);
+    ptx::bar_sync(kTurnBarrier + warpgroup, 256);
     note(kBegan, n);
     start_scores(s, descriptor_of(shared.q[(round - 1) % kQStages][warpgroup]),
                  descriptor_of(shared.k[slot]));
@@ -1360,14 +1348,6 @@ v3_fwd_sm90a_fp16_d64_full_03d34d39(
     const int warp_query = work.first_query + threadIdx.x / 32 * kWarpRows;
     const int key = tile * kBlockKV + column;
     mask_scores(s, warp_query, key, span);
-  };
-  const auto await_values = [&](int n) {
-    const Turn at = turn<kStages>(n);
-    wait(&shared.full_v[at.slot], at.parity);
-  };
-  const auto seen = [&] {
-    const Work& work = shared.works[(round - 1) % kWorks];
-    return seen_tiles(work.first_query + 64 * warpgroup, span_of(work));
   };
   const auto weigh_scores = [&](int n, const Late& late) {
     note(kScored, n);
@@ -1384,81 +1364,60 @@ v3_fwd_sm90a_fp16_d64_full_03d34d39(
     note(kWeighed, n);
   };
   const auto start_values_of = [&](int n) {
-    await_values(n);
-    start_values(o, p, descriptor_of(shared.v[n % kStages]));
+    const Turn at = turn<kStages>(n);
+    wait(&shared.full_v[at.slot], at.parity);
+    start_values(o, p, descriptor_of(shared.v[at.slot]));
   };
-  const auto release_values = [&](int n) {
-    if (leads) ptx::mbarrier_arrive(&shared.empty_v[n % kStages]);
-  };
-  // The first tile of keys, from the one at work on, of which one of the consumer's rows sees some. The last
-  // one counts in any case: so rows that see nothing come to their end in the way of all others.
-  const auto first_seen = [&] { return max(min(tile, seen().end - 1), last_tile); };
 
   int n = 0;
-  bool more = begin(), turn_is_over = false;
-  // A stretch of the stream is what comes up to a tile that is passed by, before which all V is given back.
-  while (more) {
-    for (const int first = first_seen(); tile > first; --tile, ++n) {  // passed by
-      await_keys(n);
-      if (!turn_is_over) {
-        take_turn(warpgroup);
-        pass_turn(warpgroup);
-      }
-      turn_is_over = false;
-      if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(&shared.empty_k[n % kStages]);
-      await_values(n);
-      release_values(n);
-    }
-    start(n);
+  bool more = begin();
+  if (more) {
+    start(0);
     pass_turn(warpgroup);
     finish_products<0>(s);
     reset(row);
     zero(o);
-    const Late first_late = {shared.factors, true};
-    weigh_scores(n, first_late);
-    follow(row, o, first_late, scale_log2);
+    const Late late = {shared.factors, true};
+    weigh_scores(0, late);
+    follow(row, o, late, scale_log2);
     round_weights(p, s);
-    for (bool goes_on = true; goes_on; ++n) {  // p holds the weights of tile n; what is next?
-      // Votes: the compiler sees that the warp stays together, and n is the same in all lanes.
-      const bool ends = __all_sync(~0u, tile == last_tile);
-      if (!ends) --tile;
-      if (ends) {
-        more = begin();
-        goes_on = more && tile == first_seen();
-        if (__all_sync(~0u, !goes_on)) break;
-      }
-      start(n + 1);
-      start_values_of(n);
-      pass_turn(warpgroup);
-      if (ends) {
-        end();
-        reset(row);
-      }
-      finish_products<1>(s);
-      const Late late = {shared.factors, ends};
-      weigh_scores(n + 1, late);
-      finish_products<0>(o);  // here all warps wait, whether their rows move or not
-      release_values(n);
-      note(kSummed, n);
-      follow(row, o, late, scale_log2);
-      round_weights(p, s);
-      if (ends) {
-        store();
-        zero(o);
-        note(kStored, n);
-      }
+  }
+  while (more) {  // p holds the weights of tile n; whose scores are next?
+    const bool ends = tile == last_tile;
+    if (!ends) --tile;
+    if (ends) {
+      more = begin();
+      if (__all_sync(~0u, !more)) break;  // a vote: the compiler sees that the warp stays together
     }
-    // In the turn of the tile that is passed by next; the others need not wait for what follows.
-    if (more) take_turn(warpgroup);
+    start(n + 1);
     start_values_of(n);
-    if (more) pass_turn(warpgroup);
-    turn_is_over = true;
+    pass_turn(warpgroup);
+    if (ends) {
+      end();
+      reset(row);
+    }
+    finish_products<1>(s);
+    const Late late = {shared.factors, ends};
+    weigh_scores(n + 1, late);
+    finish_products<0>(o);  // here all warps wait, whether their rows move or not
+    if (leads) ptx::mbarrier_arrive(&shared.empty_v[n % kStages]);
+    note(kSummed, n);
+    follow(row, o, late, scale_log2);
+    round_weights(p, s);
+    if (ends) {
+      store();
+      zero(o);
+      note(kStored, n);
+    }
+    ++n;
+  }
+  if (round > 1) {
+    start_values_of(n);
     end();
     finish_products<0>(o);
-    release_values(n);
     note(kSummed, n);
     store();
-    note(kStored, n++);
+    note(kStored, n);
   }
   if (leads) ptx::cp_async_bulk_wait_group_read<0>();
   if (warpgroup == 0) ptx::bar_sync(kTurnBarrier, 256);  // the turn that no one took

@@ -92,17 +92,10 @@ class _Head:
         seen, n = self.seen(query, self.tile.block_q), self.tile.block_kv
         return list(range(seen.start // n * n, seen.stop, n)) if seen else []
 
-    def works(self, query: int, i: int, key: int) -> bool:
-        """Whether the i-th warpgroup of a tile of queries works on a tile of keys: if one of its
-        rows sees one of them, in 16 bits also on the last tile, and on those beyond its window. It
-        passes by the others."""
-        first = query + WARPGROUP_ROWS * i
+    def meets(self, first: int, key: int) -> bool:
+        """Whether a row of a warpgroup, from ``first`` on, sees one of a tile of keys."""
         seen = self.seen(first, WARPGROUP_ROWS) if first < self.rows else range(0)
-        before_end = bool(seen) and key < seen.stop
-        if self.transposes:
-            return before_end and seen.start < key + self.tile.block_kv
-        of_tile = self.seen(query, self.tile.block_q)
-        return before_end or not of_tile or key <= of_tile.start
+        return bool(seen) and key < seen.stop and seen.start < key + self.tile.block_kv
 
     def load(self, role: str, what: str, query: int = -1, key: int = -1) -> Event:
         return Event(role, "load", what, query, key, self.bytes(what, query, key))
@@ -377,11 +370,11 @@ def _v3_output(head: _Head, step: _Step, *names: str) -> Iterator[_Done]:
 def _each(
     head: _Head, kind: str, what: str, query: int, key: int = -1, finished: tuple[str, ...] = ()
 ) -> Iterator[_Done]:
-    """The same of every consumer that does not pass a tile of keys by, for its own rows; the last
-    of them finishes it."""
+    """The same of every consumer, for its own rows; the last of them finishes it. In e4m3 one of
+    which no row sees a tile of keys passes it by."""
     consumers = list(range(head.tile.warps // WARPGROUP))
-    if key >= 0:
-        consumers = [i for i in consumers if head.works(query, i, key)]
+    if head.transposes and key >= 0:
+        consumers = [i for i in consumers if head.meets(query + WARPGROUP_ROWS * i, key)]
     whole = {"store": lambda: head.bytes(what, query, key), "load": lambda: head.bias(query, key)}
     size = whole[kind]() if kind in whole else 0
     rows = min(head.tile.block_q, head.rows - query)

@@ -7,8 +7,8 @@ backward four that are needed (dV, dP, dQ, dK), and a fifth where S is computed 
 from __future__ import annotations
 
 from fasim.model.tiles import Ints, Tiles, padded
-from fasim.model.visits import packed_visits, visible_pairs, visits, warpgroup_visits
-from fasim.plan import V3, WARPGROUP_ROWS, transposed_rows, transposes
+from fasim.model.visits import grouped_visits, packed_visits, visible_pairs, visits
+from fasim.plan import transposed_rows, transposes
 from fasim.problem import Problem
 
 USEFUL = {"fwd": (1, 1), "bwd": (2, 2), "train": (3, 3)}  # matmuls over head_dim, over head_dim_v
@@ -24,9 +24,9 @@ def useful(problem: Problem, pass_: str) -> int:
 
 def executed(problem: Problem, algo: str, pass_: str, tiles: Tiles) -> Ints:
     """FLOPs the matrix units do: whole tiles (V1: whole steps over a tile's keys; V2 forward: what
-    a warp's rows see of a tile; V3 forward: what a warpgroup's rows see, in 16 bits at least one
-    tile, and those of its q tile beyond its window), padded head dimensions, S again in flash
-    backward.
+    a warp's rows see of a tile; V3 forward: one even
+    where nothing is seen; V3 in e4m3: what a warpgroup's rows see), padded head
+    dimensions, S again in flash backward.
 
     Standard attention masks after its matmul, so it multiplies every pair.
     """
@@ -42,14 +42,17 @@ def executed(problem: Problem, algo: str, pass_: str, tiles: Tiles) -> Ints:
     if algo == "v2_split":
         steps = packed_visits(problem, tiles).steps
         return heads // problem.group * per_pair * steps * tiles.block_q * tiles.block_kv
-    if algo in V3 and pass_ == "fwd" and problem.dtype != "e4m3":
-        group = problem.group if algo == "v3_packed" else 1
-        steps, _ = warpgroup_visits(problem, tiles, group)
-        return heads // group * per_pair * steps * WARPGROUP_ROWS * tiles.block_kv
+    if algo == "v3_packed":
+        packed = grouped_visits(problem, tiles)
+        steps = packed.steps + packed.blind
+        return heads // problem.group * per_pair * steps * tiles.block_q * tiles.block_kv
     if algo == "v2_second_pass":
         return heads * _two_passes(problem, tiles)
     rows = tiles.rows_apart(algo, problem.dtype) if pass_ == "fwd" else tiles.block_q
-    return heads * per_pair * visits(problem, rows, tiles.step_kv).steps * rows * tiles.step_kv
+    seen = visits(problem, rows, tiles.step_kv)
+    shows = (algo, pass_, problem.dtype == "e4m3") == ("v3", "fwd", False)
+    steps = seen.steps + seen.blind * shows
+    return heads * per_pair * steps * rows * tiles.step_kv
 
 
 def _two_passes(problem: Problem, tiles: Tiles) -> Ints:

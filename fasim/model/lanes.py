@@ -46,11 +46,10 @@ def _groups(stream: Iterable[Event], steps: int) -> Iterator[list[Event]]:
     """The stream cut where a step begins, each part ordered consumer by consumer; loads last, as
     they take the places that the consumers leave."""
     group: list[Event] = []
-    last = None
     for event in stream:
-        if event.what == "s" and event[3:5] != last:
+        if event.what == "s" and event.role == "consumer 0":
             yield sorted(group, key=lambda e: e.role)
-            group, steps, last = [], steps - 1, event[3:5]
+            group, steps = [], steps - 1
         if steps < 0:
             return
         group.append(event)
@@ -74,9 +73,7 @@ class _Block:
         self.ready: dict[tuple[str, str], float] = {}  # its products, by role and tensor
         self.left: dict[str, float] = {}  # when a slot was given back last, by tensor
         self.arrived: dict[tuple[str, int], float] = {}  # tiles of K and V by number, Q by query
-        self.done: Counter[str] = Counter()  # how often the producer brought what
-        self.numbers: dict[tuple[int, int], int] = {}  # of steps, by query and key
-        self.last: dict[str, int] = {}  # step whose values a role summed
+        self.done: Counter[tuple[str, str]] = Counter()  # how often a role did what
         self.spans: list[Span] = []
 
     def play(self, group: Iterable[Event]) -> None:
@@ -84,51 +81,52 @@ class _Block:
             if event.role == "producer" and event.what in self.slots:
                 self._load(event)
             elif event.what == "s":
-                self._score(event.role, self._number(event), event.query)
+                self._score(event.role, event.query)
             elif event.what == "pv":
-                self._sum(event.role, self._number(event))
+                self._sum(event.role)
             elif event.what == "p":
-                self._weigh(event.role, self._number(event))
+                self._weigh(event.role)
             elif event.what == "o":
                 self._store(event.role)
 
-    def _number(self, event: Event) -> int:
-        """That of a step, which some consumers may pass by."""
-        return self.numbers.setdefault((event.query, event.key), len(self.numbers))
-
     def _load(self, event: Event) -> None:
-        what, number = event.what, self.done[event.what]
+        what, number = event.what, self.done[event.role, event.what]
         if number >= self.slots[what]:
             self.loader = max(self.loader, self.left[what])
         self.l2 = max(self.l2, self.loader) + event.bytes / self.speed.l2_bytes
         which = event.query if what == "q" else number
         self.arrived[what, which] = self.l2 + self.speed.l2_latency
-        before = self.done["k"] if what == "q" else number
+        before = self.done[event.role, "k"] if what == "q" else number
         self.spans.append(Span(event.role, f"load {what}", before, self.loader, self.loader))
-        self.done[what] += 1
+        self.done[event.role, what] += 1
 
-    def _score(self, role: str, n: int, query: int) -> None:
+    def _score(self, role: str, query: int) -> None:
+        n = self.done[role, "s"]
         there = max(self.arrived["k", n], self.arrived["q", query])
         self._until(role, "wait", n, max(there, self.turn))
         self.turn = self.free[role]
         self.tensor = max(self.tensor, self.turn) + self.scores
         self.ready[role, "s"] = self.tensor
+        self.done[role, "s"] += 1
 
-    def _sum(self, role: str, n: int) -> None:
-        self.tensor = max(self.tensor, self.arrived["v", n], self.free[role]) + self.values
+    def _sum(self, role: str) -> None:
+        there = self.arrived["v", self.done[role, "pv"]]
+        self.tensor = max(self.tensor, there, self.free[role]) + self.values
         self.ready[role, "pv"] = self.left["v"] = self.tensor
-        self.last[role] = n
+        self.done[role, "pv"] += 1
 
-    def _weigh(self, role: str, n: int) -> None:
+    def _weigh(self, role: str) -> None:
+        n = self.done[role, "p"]
         self._until(role, "scores", n, self.ready[role, "s"])
         self.mufu = max(self.mufu, self.free[role]) + self.softmax
         self._until(role, "softmax", n, self.mufu)
         self.left["k"] = self.left["q"] = self.mufu
-        if role in self.last:
-            self._until(role, "values", self.last[role], self.ready[role, "pv"])
+        self.done[role, "p"] += 1
+        if n > 0:
+            self._until(role, "values", n - 1, self.ready[role, "pv"])
 
     def _store(self, role: str) -> None:
-        n = self.last[role]
+        n = self.done[role, "pv"] - 1
         self._until(role, "values", n, self.ready[role, "pv"])
         self._until(role, "output", n, self.free[role] + WGMMA_TILE_CLOCKS)
 

@@ -110,8 +110,8 @@ class Tiles:
         return np.where(self.frees, MMA_ROWS, np.maximum(part, 1))
 
     def rows_apart(self, algo: str, dtype: str) -> Ints:
-        """Rows that skip forward all that none of them sees: a warp's of V2 in 16 bits, a
-        warpgroup's of V3 in e4m3, else a tile. V3 in 16 bits skips less: warpgroup_visits."""
+        """Rows that skip forward what none of them sees: a warp's of V2 in 16 bits, a warpgroup's
+        of V3 in e4m3, else a tile."""
         if (algo, dtype) == ("v3", "e4m3"):
             return 0 * self.block_q + WARPGROUP_ROWS
         return self.rows_per_warp if (algo, dtype != "fp32") == ("v2", True) else self.block_q

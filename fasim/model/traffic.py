@@ -17,13 +17,7 @@ import numpy as np
 from fasim.gpu import Gpu
 from fasim.model.footprint import Tensors, parts_bytes
 from fasim.model.tiles import Ints, Tiles, ceil_div, padded
-from fasim.model.visits import (
-    Visits,
-    grouped_visits,
-    packed_visits,
-    visits,
-    warpgroup_visits,
-)
+from fasim.model.visits import Visits, grouped_visits, packed_visits, visits
 from fasim.plan import (
     ABREAST,
     PADDED,
@@ -122,17 +116,10 @@ def _option_reads_bwd(problem: Problem, algo: str, tiles: Tiles) -> dict[str, An
     return reads
 
 
-def _pairs(problem: Problem, algo: str, tiles: Tiles) -> Ints:
-    """Rows times keys, of one head, of what a forward pass works on."""
-    if algo == "v3" and problem.dtype != "e4m3":
-        return warpgroup_visits(problem, tiles)[1]
-    return visits(problem, tiles.rows_apart(algo, problem.dtype), tiles.step_kv).pairs
-
-
 def _option_reads(problem: Problem, algo: str, tiles: Tiles) -> dict[str, Any]:
     """What only some kernels read forward. Every thread (V3: that computes) reads its head's slope
     and scale factors and (V3: one that loads) its sequence's ends; a dense bias is read once
-    wherever a q tile (V2: a warp's rows, V3: a warpgroup's) meets the keys it visits.
+    wherever a q tile (V2: a warp's rows) meets the keys it visits.
     """
     p, heads = problem, problem.batch * problem.heads
     seen = visits(problem, tiles.block_q, tiles.step_kv)
@@ -142,7 +129,8 @@ def _option_reads(problem: Problem, algo: str, tiles: Tiles) -> dict[str, Any]:
     if p.bias == "alibi":
         reads["slopes"] = 4 * threads
     if p.dense:
-        reads["bias"] = heads * _pairs(problem, algo, tiles) * p.bias_bytes
+        rows = tiles.rows_apart(algo, p.dtype)
+        reads["bias"] = heads * visits(problem, rows, tiles.step_kv).pairs * p.bias_bytes
     if p.varlen:
         readers = heads * seen.q_tiles if algo == "v3" else threads
         of_q, of_k = _asking_aside(problem, algo)

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from fasim.model.tiles import Ints, Tiles, ceil_div
-from fasim.plan import WARPGROUP_ROWS
 from fasim.problem import Problem
 
 
@@ -83,29 +82,6 @@ def _packed_counts(problem: Problem, block_q: int, block_kv: int) -> tuple[int, 
     return int(steps.sum()), int(keys.sum()), int(steps.max(initial=0))
 
 
-def warpgroup_visits(problem: Problem, tiles: Tiles, group: int = 1) -> tuple[Ints, Ints]:
-    """Tiles of keys that the warpgroups of V3 in 16 bits work on, and the rows times keys of those.
-
-    Each passes by the first tiles that its q tile visits, while none of its rows sees any. The last
-    one it takes in any case, and those beyond its window too. ``group``: rows of a query."""
-    of_tile = _Walk(problem, np.maximum(tiles.block_q // group, 1), tiles.block_kv)
-    own = _Walk(problem, np.maximum(WARPGROUP_ROWS // group, 1) + 0 * tiles.block_q, tiles.block_kv)
-    seen, whole, n = own.visits(), of_tile.visits(), tiles.block_kv
-    members = np.maximum(of_tile.block_q // own.block_q, 1)
-    # How far before its own first key the q tile of each begins, in tiles of keys.
-    tiles_alive, rest = own.alive // members, own.alive % members
-    ahead = own.steps_to_starts(own.alive) - members * of_tile.steps_to_starts(tiles_alive)
-    ahead -= rest * of_tile.start(tiles_alive)
-    last = own.q_tiles - 1
-    last_ahead = own.has_last * (own.start(last) - of_tile.start(last // members))
-    missing = own.q_tiles * own.block_q - problem.seq
-    blind_rows = seen.blind_rows - whole.blind_rows  # beside others that see keys: the first ones
-    pairs = seen.pairs + (own.block_q * ahead - missing * last_ahead) * n
-    pairs += blind_rows * np.minimum(n, problem.seq_kv)
-    empty = members * whole.q_tiles - own.q_tiles  # beyond the last query
-    return np.asarray(seen.steps + ahead + seen.blind + empty), np.asarray(pairs)
-
-
 def visible_pairs(problem: Problem) -> int:
     """(query, key) pairs of one head that the mask leaves."""
     first, last = _shifts(problem)
@@ -170,7 +146,7 @@ class _Walk:
 
     def visits(self) -> Visits:
         last_steps = np.where(self.has_last, self._last_steps(), 0)
-        steps = self._steps_to_ends() - self.steps_to_starts(self.alive)
+        steps = self._steps_to_ends() - self._steps_to_starts()
         missing = self.q_tiles * self.block_q - self.seq
         keys = steps * self.block_kv - self._missing_keys()
         last_keys = last_steps * self.block_kv - self._lacking * self._last_touches
@@ -198,20 +174,17 @@ class _Walk:
         whole = floor_sum(count, n, m, offset) + (self.full - bright) * self.kv_tiles
         return np.asarray(whole + self.has_last * ceil_div(self.last_end, n))
 
-    def steps_to_starts(self, tiles: Ints) -> Ints:
-        """Sum over the first q tiles, all alive, of floor(first visible key / block_kv)."""
+    def _steps_to_starts(self) -> Ints:
+        """Sum over alive q tiles of floor(first visible key / block_kv)."""
         m, n = self.block_q, self.block_kv
-        zero = np.clip(ceil_div(-self.begin, m), 0, tiles)
-        count = tiles - zero
+        zero = np.clip(ceil_div(-self.begin, m), 0, self.alive)
+        count = self.alive - zero
         offset = np.where(count > 0, zero * m + self.begin, 0)
         return floor_sum(count, n, m, offset)
 
-    def start(self, tile: Ints) -> Ints:
-        """The K/V tile of a q tile's first visible key."""
-        return np.asarray(np.clip(tile * self.block_q + self.begin, 0, None) // self.block_kv)
-
     def _last_steps(self) -> Ints:
-        seen = ceil_div(self.last_end, self.block_kv) - self.start(self.q_tiles - 1)
+        start = np.clip((self.q_tiles - 1) * self.block_q + self.begin, 0, None)
+        seen = ceil_div(self.last_end, self.block_kv) - start // self.block_kv
         return np.asarray(seen)
 
     def _missing_keys(self) -> Ints:

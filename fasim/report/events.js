@@ -302,14 +302,14 @@ function makeEvents(model) {
     const product = (what, at, after) => make.event(role, role, "product", what, at.query, at.key, 0, h.clocks[what], after, "tensor");
     const values = () => product("pv", before, { v: before.v.end, p: before.weights[i].end });
     const store = (what) => { if (ends) storeRows(h, make, role, i, what, before.query); };
-    const works = (at) => at && worksOn(h, at, i);
+    const works = (at) => at && (h.behind || meets(h, at.query + C.WARPGROUP_ROWS * i, at.key));
     const first = !h.behind && works(before) && values();
     if (first) until(first);
     if (before && !h.behind) ["lse", "o"].forEach(store);
     const s = works(now) && product("s", now, { q: now.q.end, k: now.k.end });
     if (s) until(s);
     if (s && h.p.dense) until(make.move(role, role, "load", "bias", now.query, now.key, own(h, biasBytes(h, now.query, now.key), now.query, i)));
-    const pv = h.behind ? works(before) && values() : first;
+    const pv = h.behind ? before && values() : first;
     if (before && h.behind) store("lse");
     const p = s && make.event(role, role, "softmax", "p", now.query, now.key, 0, h.clocks.p, { s: s.end }, "mufu");
     if (pv) pv.behind = Boolean(now && h.behind);  // of the weights of the next scores
@@ -318,15 +318,10 @@ function makeEvents(model) {
     return { p, pv };
   }
 
-  // Whether the i-th warpgroup of a tile of queries works on a tile of keys: if one of its rows sees one of
-  // them, in 16 bits also on the last tile, and on those beyond its window. It passes by the others.
-  function worksOn(h, { query, key }, i) {
-    const group = packs(h.variant) ? h.p.group : 1, from = query + C.WARPGROUP_ROWS * i;
-    const [start, stop] = from < h.rows ? seen(h.p, from, C.WARPGROUP_ROWS, group) : [0, 0];
-    const beforeEnd = stop > start && key < stop;
-    if (!h.behind) return beforeEnd && start < key + h.t.n;
-    const [first, end] = h.seenBy(query);
-    return beforeEnd || end <= first || key <= first;
+  // Whether a row of a warpgroup, from the first on, sees one of a tile of keys: in e4m3 it passes by others.
+  function meets(h, first, key) {
+    const [start, stop] = first < h.rows ? seen(h.p, first, C.WARPGROUP_ROWS, 1) : [0, 0];
+    return stop > start && key < stop && start < key + h.t.n;
   }
 
   // A consumer's share of bytes that belong to all rows of a tile.

@@ -127,31 +127,6 @@ function makeModel(C, GPUS) {
   // Of a tile of V3; packed, it visits the keys that one of so many queries would.
   const queriesOf = (p, variant, t) => (variant === "v3_packed" ? Math.max(Math.floor(t.m / p.group), 1) : t.m);
 
-  // Warpgroups of V3 in 16 bits pass by the first tiles of keys, while none of their rows sees any.
-  const leads = (variant, p) => isV3(variant) && p.dtype !== "e4m3";
-
-  // The tiles of keys that they work on, and the rows times keys of those, of one head (packed: of K and V).
-  function warpgroupVisits(p, variant, t) {
-    const key = `${variant},${t.m},${t.n}`;
-    if (!p.cache.has(key)) p.cache.set(key, countWarpgroupVisits(p, packs(variant) ? p.group : 1, t));
-    return p.cache.get(key);
-  }
-
-  function countWarpgroupVisits(p, group, { m, n }) {
-    const v = { steps: 0, pairs: 0 }, all = p.seq * group;
-    for (let query = 0; query < all; query += m) {
-      const [start, stop] = seen(p, query, m, group), first = Math.floor(start / n);
-      for (let from = query; from < query + m; from += C.WARPGROUP_ROWS) {
-        const [own, end] = from < all ? seen(p, from, C.WARPGROUP_ROWS, group) : [0, 0];
-        const last = stop > start && end > own ? ceilDiv(end, n) : first + 1;
-        v.steps += last - first;
-        const rows = Math.min(Math.max(all - from, 0), C.WARPGROUP_ROWS), keys = Math.min(last * n, p.seq_kv) - first * n;
-        if (stop > start) v.pairs += rows * keys;
-      }
-    }
-    return v;
-  }
-
   // V3 in e4m3 lays out V anew before it multiplies.
   const transposes = (variant, p) => variant === "v3" && p.dtype === "e4m3";
 
@@ -549,7 +524,7 @@ function makeModel(C, GPUS) {
     const heads = p.batch * p.heads, v = visits(p, t.m, t.step), reads = {};
     const threads = heads * (variant === "v1" ? Math.min(v.q_tiles, 1) : v.q_tiles) * t.warps * C.WARP;
     if (p.bias === "alibi") reads.slopes = 4 * threads;
-    if (p.dense) reads.bias = heads * (leads(variant, p) ? warpgroupVisits(p, variant, t) : visits(p, rowsApart(p, variant, t), t.step)).pairs * p.biasBytes;
+    if (p.dense) reads.bias = heads * visits(p, rowsApart(p, variant, t), t.step).pairs * p.biasBytes;
     if (p.varlen) reads.cu_seqlens_q = reads.cu_seqlens_k = 8 * (variant === "v3" ? heads * v.q_tiles : threads);
     if (p.varlen && transposes(variant, p)) reads.cu_seqlens_k += (8 * transposers(p) * p.batch * p.kv_heads * transposedShape(p)[1]) / C.SLAB_BYTES;
     const readers = variant === "v3" ? heads * v.q_tiles : threads;
@@ -604,9 +579,8 @@ function makeModel(C, GPUS) {
     const heads = p.batch * p.heads, perPair = 2 * (p.d + valueColumns(p, variant));
     if (variant === "standard") return heads * p.seq * p.seq_kv * 2 * (p.head_dim + p.head_dim_v);
     if (variant === "v2_split") return p.batch * p.kv_heads * perPair * packedVisits(p, t.m, t.n).steps * t.m * t.n;
-    if (leads(variant, p)) return headsOf(p, variant) * perPair * warpgroupVisits(p, variant, t).steps * C.WARPGROUP_ROWS * t.n;
-    const rows = rowsApart(p, variant, t);
-    return heads * perPair * visits(p, rows, t.step).steps * rows * t.step;
+    const rows = rowsApart(p, variant, t), v = visits(p, variant === "v3_packed" ? queriesOf(p, variant, t) : rows, t.step);
+    return headsOf(p, variant) * perPair * (v.steps + (isV3(variant) && p.dtype !== "e4m3" ? v.blind : 0)) * rows * t.step;
   }
 
   // ---- time ----

@@ -61,6 +61,7 @@ __device__ __forceinline__ Tiles key_tiles(int first_query, const Span& span) {
   return end > begin ? Tiles{end, begin} : Tiles{beyond + 1, beyond};
 }
 
+//% if kernel.scaled
 // Those of which some row of a consumer, from `query` on, sees keys.
 __device__ __forceinline__ Tiles seen_tiles(int query, const Span& span) {
   const int last = min(query + 63, span.seq_q - 1);
@@ -72,6 +73,7 @@ __device__ __forceinline__ Tiles seen_tiles(int query, const Span& span) {
 //% endif
 }
 
+//% endif
 // Those of which all rows of a consumer, from `query` on, see all keys.
 __device__ __forceinline__ Tiles whole_tiles(int query, const Span& span) {
 //% if kernel.mask == "window"

@@ -2,8 +2,7 @@
 // it goes to the registers that a warp shares, whence wgmma takes its descriptors.
 __device__ __forceinline__ int uniform(int x) { return __shfl_sync(~0u, x, 0); }
 
-// The place of the n-th tile in a ring of tiles, and the parity of the phase in which it is there. Unsigned
-// division: the compiler need not know that n is never negative.
+// The place of the n-th tile in a ring of tiles, and the parity of the phase in which it is there.
 struct Turn {
   int slot;
   u32 parity;
@@ -11,5 +10,5 @@ struct Turn {
 
 template <int kSlots>
 __device__ __forceinline__ Turn turn(int n) {
-  return {int(u32(n) % kSlots), u32(n) / kSlots % 2};
+  return {n % kSlots, u32(n / kSlots % 2)};
 }

@@ -133,10 +133,6 @@ constexpr int kTurnBarrier = 1 + kConsumers;  // a consumer's turn to start prod
 //% endif
 
 //% if not kernel.scaled
-__device__ __forceinline__ void take_turn(int consumer) {
-  ptx::bar_sync(kTurnBarrier + consumer, 256);
-}
-
 // A consumer has started its products: the next one may.
 __device__ __forceinline__ void pass_turn(int consumer) {
   ptx::bar_arrive(kTurnBarrier + (consumer + 1) % kConsumers, 256);
@@ -341,7 +337,7 @@ $(parameters(kernel))) {
 //% if not kernel.scaled
     note(kAsked, n);
     await_keys(n);
-    take_turn(warpgroup);
+    ptx::bar_sync(kTurnBarrier + warpgroup, 256);
 //% endif
     note(kBegan, n);
     start_scores(s, descriptor_of(shared.q[(round - 1) % kQStages][warpgroup]),
@@ -381,15 +377,11 @@ $(parameters(kernel))) {
 //% endif
     mask_scores(s, warp_query, key, span);
   };
+//% if kernel.scaled
   const auto await_values = [&](int n) {
     const Turn at = turn<kStages>(n);
     wait(&shared.full_v[at.slot], at.parity);
   };
-  const auto seen = [&] {
-    const Work& work = shared.works[(round - 1) % kWorks];
-    return seen_tiles(work.first_query + 64 * warpgroup, span_of(work));
-  };
-//% if kernel.scaled
   // A warp needs its n-th tile of keys no more, nor, after the last, those queries.
   const auto release = [&](int n) {
     const int slot = n % kStages;
@@ -446,6 +438,10 @@ $(parameters(kernel))) {
     note(kSummed, n);
   };
   int n = 0;
+  const auto seen = [&] {
+    const Work& work = shared.works[(round - 1) % kWorks];
+    return seen_tiles(work.first_query + 64 * warpgroup, span_of(work));
+  };
   // Tiles of keys from the first one on, of which none of the consumer's rows sees any.
   const auto pass_by = [&](int first) {
     for (; tile >= max(first, last_tile); --tile, ++n) {
@@ -505,81 +501,60 @@ $(parameters(kernel))) {
     note(kWeighed, n);
   };
   const auto start_values_of = [&](int n) {
-    await_values(n);
-    start_values(o, p, descriptor_of(shared.v[n % kStages]));
+    const Turn at = turn<kStages>(n);
+    wait(&shared.full_v[at.slot], at.parity);
+    start_values(o, p, descriptor_of(shared.v[at.slot]));
   };
-  const auto release_values = [&](int n) {
-    if (leads) ptx::mbarrier_arrive(&shared.empty_v[n % kStages]);
-  };
-  // The first tile of keys, from the one at work on, of which one of the consumer's rows sees some. The last
-  // one counts in any case: so rows that see nothing come to their end in the way of all others.
-  const auto first_seen = [&] { return max(min(tile, seen().end - 1), last_tile); };
 
   int n = 0;
-  bool more = begin(), turn_is_over = false;
-  // A stretch of the stream is what comes up to a tile that is passed by, before which all V is given back.
-  while (more) {
-    for (const int first = first_seen(); tile > first; --tile, ++n) {  // passed by
-      await_keys(n);
-      if (!turn_is_over) {
-        take_turn(warpgroup);
-        pass_turn(warpgroup);
-      }
-      turn_is_over = false;
-      if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(&shared.empty_k[n % kStages]);
-      await_values(n);
-      release_values(n);
-    }
-    start(n);
+  bool more = begin();
+  if (more) {
+    start(0);
     pass_turn(warpgroup);
     finish_products<0>(s);
     reset(row);
     zero(o);
-    const Late first_late = {shared.factors, true};
-    weigh_scores(n, first_late);
-    follow(row, o, first_late, $(softmax_factor(kernel)));
+    const Late late = {shared.factors, true};
+    weigh_scores(0, late);
+    follow(row, o, late, $(softmax_factor(kernel)));
     round_weights(p, s);
-    for (bool goes_on = true; goes_on; ++n) {  // p holds the weights of tile n; what is next?
-      // Votes: the compiler sees that the warp stays together, and n is the same in all lanes.
-      const bool ends = __all_sync(~0u, tile == last_tile);
-      if (!ends) --tile;
-      if (ends) {
-        more = begin();
-        goes_on = more && tile == first_seen();
-        if (__all_sync(~0u, !goes_on)) break;
-      }
-      start(n + 1);
-      start_values_of(n);
-      pass_turn(warpgroup);
-      if (ends) {
-        end();
-        reset(row);
-      }
-      finish_products<1>(s);
-      const Late late = {shared.factors, ends};
-      weigh_scores(n + 1, late);
-      finish_products<0>(o);  // here all warps wait, whether their rows move or not
-      release_values(n);
-      note(kSummed, n);
-      follow(row, o, late, $(softmax_factor(kernel)));
-      round_weights(p, s);
-      if (ends) {
-        store();
-        zero(o);
-        note(kStored, n);
-      }
+  }
+  while (more) {  // p holds the weights of tile n; whose scores are next?
+    const bool ends = tile == last_tile;
+    if (!ends) --tile;
+    if (ends) {
+      more = begin();
+      if (__all_sync(~0u, !more)) break;  // a vote: the compiler sees that the warp stays together
     }
-    // In the turn of the tile that is passed by next; the others need not wait for what follows.
-    if (more) take_turn(warpgroup);
+    start(n + 1);
     start_values_of(n);
-    if (more) pass_turn(warpgroup);
-    turn_is_over = true;
+    pass_turn(warpgroup);
+    if (ends) {
+      end();
+      reset(row);
+    }
+    finish_products<1>(s);
+    const Late late = {shared.factors, ends};
+    weigh_scores(n + 1, late);
+    finish_products<0>(o);  // here all warps wait, whether their rows move or not
+    if (leads) ptx::mbarrier_arrive(&shared.empty_v[n % kStages]);
+    note(kSummed, n);
+    follow(row, o, late, $(softmax_factor(kernel)));
+    round_weights(p, s);
+    if (ends) {
+      store();
+      zero(o);
+      note(kStored, n);
+    }
+    ++n;
+  }
+  if (round > 1) {
+    start_values_of(n);
     end();
     finish_products<0>(o);
-    release_values(n);
     note(kSummed, n);
     store();
-    note(kStored, n++);
+    note(kStored, n);
   }
 //% endif
   if ($("ptx::thread_index() % 128 == 0" if kernel.scaled else "leads")) ptx::cp_async_bulk_wait_group_read<0>();

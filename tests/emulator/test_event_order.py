@@ -55,16 +55,6 @@ CASES: dict[str, tuple[str, Tile, dict[str, Any]]] = {
         replace(V3, block_q=192, warps=12, registers=160),
         {"seq": 384, "seq_kv": 256},
     ),
-    "v3-three-consumers-causal": (  # without rows, without keys, and past the first tiles
-        "v3",
-        replace(V3, block_q=192, warps=12, registers=160),
-        {"seq": 500, "seq_kv": 250, "causal": True},
-    ),
-    "v3-three-consumers-window": (
-        "v3",
-        replace(V3, block_q=192, block_kv=48, warps=12, registers=160),
-        {"seq": 384, "seq_kv": 190, "window": (70, 10)},
-    ),
     "v3-e4m3-causal": ("v3", E4M3, {"seq": 512, "seq_kv": 500, "causal": True, "dtype": "e4m3"}),
     "v3-e4m3-wide": ("v3", E4M3, {"seq": 256, "seq_kv": 300, "head_dim": 128, "dtype": "e4m3"}),
     "v3-e4m3-two-rounds": (

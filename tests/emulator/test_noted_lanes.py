@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -23,9 +24,6 @@ CASES: dict[str, tuple[Tile, dict[str, Any]]] = {
     "two": (TILE, {"seq": 200, "seq_kv": 300}),
     "three": (THREE, {"seq": 380, "seq_kv": 250, "causal": True, "dtype": "bf16"}),
 }
-
-
-PASSED = {("three", "consumer 0"): [0, 1], ("three", "consumer 1"): [0]}  # steps passed by
 
 
 def taken(name: str) -> timeline.Timeline:
@@ -50,10 +48,8 @@ def test_notes_follow_the_kernel(name: str) -> None:
     for role in consumers:
         ends = {(span.what, span.step): span.end for span in by_role[role]}
         steps = [span.step for span in by_role[role] if span.what == "softmax"]
+        assert steps == list(range(len(steps)))
         assert steps, "it has weighed something"
-        passed = sorted(set(range(steps[-1])) - set(steps))
-        assert steps == sorted(set(steps))
-        assert passed == PASSED.get((name, role), [])
         for n in steps:
             assert loads["load k", n] < ends["wait", n] < ends["scores", n] < ends["softmax", n]
             assert loads["load v", n] < ends["values", n]
@@ -63,10 +59,11 @@ def test_notes_follow_the_kernel(name: str) -> None:
 @pytest.mark.parametrize("name", CASES)
 def test_consumers_take_turns(name: str) -> None:
     spans = taken(name).spans
-    began = sorted((s.end, s.step, s.role) for s in spans if s.what == "wait")
-    turns = [(step, role) for _, step, role in began]
-    assert len(turns) > 2 * CASES[name][0].warps // 4
-    assert turns == sorted(turns)
+    began = sorted((s.end, s.role) for s in spans if s.what == "wait")
+    consumers = CASES[name][0].warps // 4
+    places = [int(role[-1]) for _, role in began]
+    assert len(places) > 2 * consumers
+    assert all((a + 1) % consumers == b for a, b in pairwise(places))
 
 
 def test_the_command_shows_lanes_and_json(capsys: pytest.CaptureFixture[str]) -> None:

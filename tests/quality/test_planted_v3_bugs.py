@@ -9,7 +9,6 @@ from v3_bugs import (
     BUGS,
     FALLING,
     KERNELS,
-    LEADING,
     NOTHING,
     PLAIN,
     SEEDS,
@@ -22,7 +21,7 @@ from v3_bugs import (
 
 pytestmark = pytest.mark.emulator
 
-CASES = {"window": WINDOW, "varlen": SEQUENCES, "three": LEADING}
+CASES = {"window": WINDOW, "varlen": SEQUENCES}
 
 
 @pytest.mark.parametrize("bug", BUGS, ids=str)

@@ -39,14 +39,11 @@ KERNELS = {
     "dense": Problem(**BF16, bias="dense"),
     "varlen": Problem(**BF16, causal=True, varlen=True),
     "packed": Problem(**BF16, causal=True),
-    "three": Problem(head_dim=64, dtype="bf16", causal=True),
 }
-TILES = {"three": Tile(block_q=192, block_kv=32, warps=12, stages=2)}
 PLAIN = Case(heads=2, kv_heads=1, seq=200, seq_kv=150, values="below")  # 4 tiles of 5 or less
 WINDOW = replace(PLAIN, left=40, right=9)
 SEQUENCES = replace(PLAIN, batch=4, seq=400)
 FOURS = replace(PLAIN, heads=8, kv_heads=2, seq=75)  # 300 packed rows of each
-LEADING = replace(PLAIN, seq=310, seq_kv=300)  # of three consumers the last has no rows in one tile
 FALLING = replace(PLAIN, values="falling")  # as the keys are walked, weights grow large
 LATE = ("copy in flight", "wrong phase")  # the first use of a barrier has no earlier phase
 EARLY = ("stage still read", "arrival mismatch", *LATE)
@@ -82,7 +79,7 @@ class Bug:
 @cache
 def kernel_of(name: str) -> Kernel:
     form = "packed" if name == "packed" else ""
-    plan = planner.plan(KERNELS[name], load("h200"), "v3", TILES.get(name, TILE), form=form).plan
+    plan = planner.plan(KERNELS[name], load("h200"), "v3", tile=TILE, form=form).plan
     assert plan
     return render(replace(plan, slots=1))
 
@@ -111,10 +108,9 @@ EMPTY_V = "    wait(&shared.empty_v[at.slot], at.parity ^ 1);\n"
 EMPTY_Q = "      wait(&shared.empty_q[at.slot], at.parity ^ 1);\n"
 TURN = "    ptx::bar_sync(kTurnBarrier + warpgroup, 256);\n"
 V_RELEASE = "    if (leads) ptx::mbarrier_arrive(&shared.empty_v[n % kStages]);\n"
-V_FREED = "      release_values(n);\n"
-SUMMED = "      note(kSummed, n);\n"
-O_WAIT = "      finish_products<0>(o);  // here all warps wait, whether their rows move or not\n"
-FOLLOW = SUMMED + "      follow(row, o, late, scale_log2);\n"
+SUMMED = "    note(kSummed, n);\n"
+O_WAIT = "    finish_products<0>(o);  // here all warps wait, whether their rows move or not\n"
+FOLLOW = SUMMED + "    follow(row, o, late, scale_log2);\n"
 K_RELEASE = "      ptx::mbarrier_arrive(&shared.empty_k[n % kStages]);\n"
 Q_RELEASE = (
     "      if (tile == last_tile) ptx::mbarrier_arrive(&shared.empty_q[(round - 1) % kQStages]);\n"
@@ -153,7 +149,7 @@ BARRIERS = (
         (*LATE, "deadlock"),
     ),
     Bug("the parity of empty is not flipped", EMPTY_K, EMPTY_K.replace(" ^ 1", ""), "deadlock"),
-    Bug("phases never alternate", "u32(n) / kSlots % 2", "0u", (*EARLY, "deadlock", "race")),
+    Bug("phases never alternate", "u32(n / kSlots % 2)", "0u", (*EARLY, "deadlock", "race")),
     Bug("the loader does not wait for an empty K", EMPTY_K, "", EARLY),
     Bug("the loader does not wait for an empty V", EMPTY_V, "", EARLY),
     Bug(
@@ -227,8 +223,8 @@ BARRIERS = (
     ),
     Bug(
         "a consumer keeps its turn",
-        "      start_values_of(n);\n      pass_turn(warpgroup);\n",
-        "      start_values_of(n);\n",
+        "    start_values_of(n);\n    pass_turn(warpgroup);\n",
+        "    start_values_of(n);\n",
         "deadlock",
     ),
 )
@@ -243,8 +239,8 @@ STAGES = (
     ),
     Bug(
         "V is released before it was multiplied",
-        O_WAIT + V_FREED,
-        V_FREED + O_WAIT,
+        O_WAIT + V_RELEASE,
+        V_RELEASE + O_WAIT,
         "stage still read",
     ),
     Bug(
@@ -255,7 +251,7 @@ STAGES = (
     ),
     Bug(
         "another stage is multiplied",
-        "descriptor_of(shared.v[n % kStages])",
+        "descriptor_of(shared.v[at.slot])",
         "descriptor_of(shared.v[(n + 1) % kStages])",
         (*LATE, "uninitialised read", RIGHT),
     ),
@@ -311,8 +307,8 @@ PRODUCTS = (
     ),
     Bug(
         "P is overwritten while it is multiplied",
-        O_WAIT + V_FREED + FOLLOW + "      round_weights(p, s);\n",
-        "      round_weights(p, s);\n" + O_WAIT + V_FREED + FOLLOW,
+        O_WAIT + V_RELEASE + FOLLOW + "    round_weights(p, s);\n",
+        "    round_weights(p, s);\n" + O_WAIT + V_RELEASE + FOLLOW,
         "operand in flight",
     ),
     Bug(
@@ -323,8 +319,8 @@ PRODUCTS = (
     ),
     Bug(
         "O is rescaled while it is added to",
-        O_WAIT + V_FREED + FOLLOW,
-        FOLLOW + O_WAIT + V_FREED,
+        O_WAIT + V_RELEASE + FOLLOW,
+        FOLLOW + O_WAIT + V_RELEASE,
         "accumulator in flight",
         case=FALLING,
     ),
@@ -479,14 +475,14 @@ SOFTMAX = (
     ),
     Bug(
         "the next tile's rows go on with the last one's",
-        "        end();\n        reset(row);\n",
-        "        end();\n",
+        "      end();\n      reset(row);\n",
+        "      end();\n",
         RIGHT,
     ),
     Bug(
         "O goes on from the last tile's",
-        "        store();\n        zero(o);\n",
-        "        store();\n",
+        "      store();\n      zero(o);\n",
+        "      store();\n",
         RIGHT,
     ),
 )
@@ -643,83 +639,7 @@ GROUPED = (
     ),
 )
 
-PASSED_BY = (
-    Bug(
-        "tiles that nobody sees are not passed by",
-        "return max(min(tile, seen().end - 1), last_tile); }",
-        "return tile; }",
-        WORK,
-        "three",
-        LEADING,
-    ),
-    Bug(
-        "a tile too many is passed by",
-        "return max(min(tile, seen().end - 1), last_tile); }",
-        "return max(min(tile, seen().end - 2), last_tile); }",
-        RIGHT,
-        "three",
-        LEADING,
-    ),
-    Bug(
-        "the last tile is passed by too",
-        "return max(min(tile, seen().end - 1), last_tile); }",
-        "return min(tile, seen().end - 1); }",
-        ("deadlock", *EARLY),
-        "three",
-        LEADING,
-    ),
-    Bug(
-        "V of what is passed by is not awaited",
-        "      await_values(n);\n      release_values(n);\n",
-        "      release_values(n);\n",
-        ("deadlock", *EARLY),
-        "three",
-        LEADING,
-    ),
-    Bug(
-        "K of what is passed by is not released",
-        "      if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(&shared.empty_k[n % kStages]);\n",
-        "",
-        "deadlock",
-        "three",
-        LEADING,
-    ),
-    Bug(
-        "V of what is passed by is not released",
-        "      await_values(n);\n      release_values(n);\n",
-        "      await_values(n);\n",
-        "deadlock",
-        "three",
-        LEADING,
-    ),
-    Bug(
-        "the turn of what is passed by is not passed on",
-        "        take_turn(warpgroup);\n        pass_turn(warpgroup);\n",
-        "        take_turn(warpgroup);\n",
-        "deadlock",
-        "three",
-        LEADING,
-    ),
-    Bug(
-        "a turn is taken twice",
-        "    turn_is_over = true;\n",
-        "",
-        "deadlock",
-        "three",
-        LEADING,
-    ),
-    Bug(
-        "a turn is kept while the last values are summed",
-        "    if (more) pass_turn(warpgroup);\n",
-        "",
-        "deadlock",
-        "three",
-        LEADING,
-    ),
-)
-
 BUGS = (
     *(*BARRIERS, *STAGES, *PROXIES, *PRODUCTS, *REGISTERS, *SOFTMAX, *SCHEDULE, *OPTIONS),
     *GROUPED,
-    *PASSED_BY,
 )

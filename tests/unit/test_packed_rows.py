@@ -191,12 +191,11 @@ def test_visits_are_counted_by_hand(
 
 
 def test_whole_tiles_are_charged() -> None:
-    """16 queries of 4 heads: a warpgroup a K/V head, where each head would take one. The other one
-    multiplies the last tile of keys only."""
+    """16 queries of 4 heads: half a tile a K/V head, where each head would take one."""
     tiles = Tiles.of([TILE])
     packed, alone = (flops.executed(SERVED, name, "fwd", tiles)[0] for name in ("v3_packed", "v3"))
     assert alone == 4 * packed
-    assert packed == 16 * 8 * 64 * (8192 + TILE.block_kv) * 4 * 128
+    assert packed == 16 * 8 * 128 * 8192 * 4 * 128
     read = {n: traffic.issued(SERVED, n, "fwd", tiles).at(0).reads for n in ("v3_packed", "v3")}
     assert read["v3"]["k"] == 4 * read["v3_packed"]["k"] == 4 * 16 * 8 * 8192 * 128 * 2
     assert read["v3"]["q"] == read["v3_packed"]["q"]

@@ -9,7 +9,7 @@ from fasim import gpu as gpus
 from fasim.model import flops, traffic
 from fasim.model.footprint import compulsory
 from fasim.model.tiles import Tiles, padded
-from fasim.model.visits import floor_sum, visible_pairs, visits, warpgroup_visits
+from fasim.model.visits import floor_sum, visible_pairs, visits
 from fasim.plan import Tile
 from fasim.problem import Problem
 
@@ -124,32 +124,6 @@ def test_visits_count_the_tiles_a_mask_leaves(problem, m, n):
     assert seen.pairs[0] == sum(rows * sizes(problem, n, visited) for rows, visited in tiles)
     assert (seen.blind[0], seen.blind_rows[0]) == (len(blind), sum(blind))
     assert seen.longest[0] >= max((len(visited) for _, visited in tiles), default=0)
-
-
-@given(problems, st.sampled_from([2, 3]), blocks, st.booleans())
-def test_warpgroups_pass_by_the_first_tiles_that_they_do_not_see(problem, members, n, packed):
-    """Each walks from the last tile of which it sees a key to the first of all, or takes that."""
-    group = problem.group if packed else 1
-    queries, m = 64 // group, 64 * members // group
-    problem = problem.with_(seq=3 * problem.seq)
-    steps = pairs = 0
-    for (_, visited), first in zip(walk(problem, m, n), range(0, problem.seq, m), strict=True):
-        for start in range(first, first + m, queries):
-            rows = min(max(problem.seq - start, 0), queries)
-            seen = [j for j in visited if rows and meets(problem, start, rows, j, n)]
-            worked = [j for j in visited if j <= max(seen, default=visited[0])]
-            steps += len(worked) or 1
-            pairs += rows * sizes(problem, n, worked)
-    tile = one(64 * members, n, warps=4 * members)
-    found = warpgroup_visits(problem, tile, group)
-    assert found[0][0] == steps
-    if not packed:
-        assert found[1][0] == pairs
-
-
-def meets(problem, start, rows, tile, n):
-    keys = range(tile * n, min(tile * n + n, problem.seq_kv))
-    return any(sees(problem, r, k) for r in range(start, start + rows) for k in keys)
 
 
 @given(problems)
