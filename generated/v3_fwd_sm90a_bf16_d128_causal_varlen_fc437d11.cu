@@ -36,7 +36,7 @@
 //   9f85390f  device/chunk_address.cuh
 //   b09b16a3  device/fragments.cuh
 //   76c2f1b5  device/integers.cuh
-//   113600e4  device/load_v3.cuh
+//   98f3784d  device/load_v3.cuh
 //   1cbf0c76  device/mask.cuh
 //   059f47de  device/matmul_wgmma.cuh
 //   06eb1102  device/matrix_descriptor.cuh
@@ -54,7 +54,7 @@
 //   689d4211  device/turn.cuh
 //   c2706fe3  device/types.cuh
 //   22b08741  device/varlen.cuh
-//   58261a6f  kernels/v3_fwd.cu
+//   05c197b0  kernels/v3_fwd.cu
 //   4994fd5e  parts/constants_v3.cuh
 //   5a818b86  parts/main_arrays.cuh
 //   ad8df1ec  parts/main_options.cuh
@@ -99,7 +99,7 @@
 // "fwd", "scale": 0.08838834764831843, "scales": "tensor", "seq": 4096, "seq_kv": 4096, "softcap":
 // 0.0, "varlen": true, "window": [-1, -1]}, "schema": "fasim.plan/1", "slots": 132, "smem_bytes":
 // 230400}
-// ---- the rest of the file has sha256 2b648ef9f433808a6d23c052ef0d0081e2a99afc87cb8ad2ff2864aa3d265b7f
+// ---- the rest of the file has sha256 96f40c7b5f46feb84bfe9450c6a842f60d0e32106344a930ff3da0149cf5c2d1
 // FlashAttention-3, forward (Shah et al. 2024, algorithms 1 and 2).
 //
 // A block stays on its SM and works on one tile of queries after the other. One warpgroup, the producer,
@@ -932,6 +932,44 @@ struct Loader {  // its thread's view of the rings of K and V
   }
 };
 
+// All that a block needs: for every tile of queries Q, then tile by tile K and V, until there is no work.
+// V of a tile of keys comes behind K of the next one, as that is the order of use.
+template <typename WorkOf, typename QueriesOf, typename KeysOf, typename TilesOf>
+__device__ __forceinline__ void load_all(Loader& loader, const TensorMap* q_map, int group,
+                                         const WorkOf& work_of, const QueriesOf& queries_of,
+                                         const KeysOf& keys_of, const TilesOf& tiles_of) {
+  Shared& shared = loader.shared;
+  int before = 0, before_head = 0;  // the tile whose V is still to come
+  Place before_keys = {0, 0};
+  for (int round = 0;; ++round) {
+    const Turn at = turn<kQStages>(round);
+    const Work work = work_of(round);
+    wait(&shared.empty_q[at.slot], at.parity ^ 1);
+    shared.works[round % kWorks] = work;
+    if (work.first_query < 0) {
+      ptx::mbarrier_arrive(&shared.full_q[at.slot]);
+      break;
+    }
+    const Place queries = queries_of(work), keys = keys_of(work);
+    ptx::mbarrier_arrive_expect_tx(&shared.full_q[at.slot], sizeof(shared.q[0]));
+#pragma unroll
+    for (int i = 0; i < kConsumers; ++i) {
+      const int query = queries.row + work.first_query + 64 * i;
+      load_slabs(shared.q[at.slot][i], q_map, &shared.full_q[at.slot], query, work.head,
+                 queries.batch);
+    }
+    note(kLoadQ, loader.count_k);
+    const int kv_head = work.head / group;
+    const Tiles tiles = tiles_of(work);
+    for (int tile = tiles.end - 1; tile >= tiles.begin; --tile) {
+      loader.load_k(tile, kv_head, keys);
+      if (loader.count_k > 1) loader.load_v(before, before_head, before_keys);
+      before = tile, before_head = kv_head, before_keys = keys;
+    }
+  }
+  if (loader.count_k > 0) loader.load_v(before, before_head, before_keys);
+}
+
 // How the rows of a tile in shared memory are swizzled: in spans of so many bytes.
 enum class Swizzle : u32 { kNone = 0, k128 = 1, k64 = 2, k32 = 3 };
 
@@ -1297,50 +1335,32 @@ v3_fwd_sm90a_bf16_d128_causal_varlen_fc437d11(
   const int warpgroup = uniform(threadIdx.x / 128);
   if (threadIdx.x == 0) init_barriers(shared);
   __syncthreads();
-  const auto span_of = [&](const Work& work) {  // by which its mask is aligned
+  // Of a tile of queries: by which its mask is aligned, where TMA finds it and its keys, those it visits.
+  const auto span_of = [&](const Work& work) {
     const int seq_q = work.sequence.seq_q, seq_kv = work.sequence.seq_kv;
     return Span{seq_q, seq_kv};
   };
-  const auto queries_of = [&](const Work& work) {  // where TMA finds them
+  const auto queries_of = [&](const Work& work) {
     return place_of(work.sequence.q, work.sequence.seq_q, longest_q);
+  };
+  const auto keys_of = [&](const Work& work) {
+    return place_of(work.sequence.k, work.sequence.seq_kv, longest_k);
+  };
+  const auto tiles_of = [&](const Work& work) {
+    return key_tiles(work.first_query, span_of(work));
   };
 
   if (warpgroup == kConsumers) {  // ---- Producer ----
     ptx::setmaxnreg_dec<kLoaderRegisters>();
     if (threadIdx.x % 128 != 0) return;
     Loader loader = {shared, &k_map, &v_map};
-    int before = 0, before_head = 0;  // the tile whose V is still to come
-    Place before_keys = {0, 0};
     const Grid grid = {batch, heads, longest_q, heads_together};
     int next = 0;
-    for (int round = 0;; ++round) {
-      const Turn at = turn<kQStages>(round);
+    const auto work_of = [&](int) {
       const Work work = next_work(next, grid, cu_seqlens_q, cu_seqlens_k);
-      wait(&shared.empty_q[at.slot], at.parity ^ 1);
-      shared.works[round % kWorks] = work;
-      if (work.first_query < 0) {
-        ptx::mbarrier_arrive(&shared.full_q[at.slot]);
-        break;
-      }
-      const Place queries = queries_of(work);
-      const Place keys = place_of(work.sequence.k, work.sequence.seq_kv, longest_k);
-      ptx::mbarrier_arrive_expect_tx(&shared.full_q[at.slot], sizeof(shared.q[0]));
-#pragma unroll
-      for (int i = 0; i < kConsumers; ++i) {
-        const int query = queries.row + work.first_query + 64 * i;
-        load_slabs(shared.q[at.slot][i], &q_map, &shared.full_q[at.slot], query, work.head,
-                   queries.batch);
-      }
-      note(kLoadQ, loader.count_k);
-      const int kv_head = work.head / (heads / kv_heads);
-      const Tiles tiles = key_tiles(work.first_query, span_of(work));
-      for (int tile = tiles.end - 1; tile >= tiles.begin; --tile) {
-        loader.load_k(tile, kv_head, keys);
-        if (loader.count_k > 1) loader.load_v(before, before_head, before_keys);
-        before = tile, before_head = kv_head, before_keys = keys;
-      }
-    }
-    if (loader.count_k > 0) loader.load_v(before, before_head, before_keys);
+      return work;
+    };
+    load_all(loader, &q_map, heads / kv_heads, work_of, queries_of, keys_of, tiles_of);
     return;
   }
 
@@ -1360,7 +1380,7 @@ v3_fwd_sm90a_bf16_d128_causal_varlen_fc437d11(
     wait(&shared.full_q[at.slot], at.parity);
     const Work& work = shared.works[round % kWorks];
     const int first_query = work.first_query;
-    const Tiles tiles = key_tiles(first_query, span_of(work));
+    const Tiles tiles = tiles_of(work);
     ++round;
     tile = tiles.end - 1, last_tile = tiles.begin;
     whole = whole_tiles(first_query + 64 * warpgroup, span_of(work));

@@ -47,7 +47,7 @@
 //   b09b16a3  device/fragments.cuh
 //   76c2f1b5  device/integers.cuh
 //   0c938b81  device/key_order.cuh
-//   113600e4  device/load_v3.cuh
+//   98f3784d  device/load_v3.cuh
 //   1cbf0c76  device/mask.cuh
 //   059f47de  device/matmul_wgmma.cuh
 //   06eb1102  device/matrix_descriptor.cuh
@@ -67,7 +67,7 @@
 //   689d4211  device/turn.cuh
 //   c2706fe3  device/types.cuh
 //   8715e91b  device/weights_e4m3.cuh
-//   58261a6f  kernels/v3_fwd.cu
+//   05c197b0  kernels/v3_fwd.cu
 //   4994fd5e  parts/constants_v3.cuh
 //   5a818b86  parts/main_arrays.cuh
 //   ad8df1ec  parts/main_options.cuh
@@ -112,7 +112,7 @@
 // "incoherent": true, "kv_heads": 8, "out_dtype": "bf16", "pass": "fwd", "scale":
 // 0.08838834764831843, "scales": "block", "seq": 8192, "seq_kv": 8192, "softcap": 0.0, "varlen":
 // false, "window": [-1, -1]}, "schema": "fasim.plan/1", "slots": 132, "smem_bytes": 166912}
-// ---- the rest of the file has sha256 ff95196cb7c83e1f6bf364d0d3acf451ae3941191048c4e10dcb41454c24ccc0
+// ---- the rest of the file has sha256 097d54bc0dd0a2c6a5df546836f3f8a7b9bc9f16cdc59645ac53fecf3f64236a
 // FlashAttention-3, forward (Shah et al. 2024, algorithms 1 and 2).
 //
 // A block stays on its SM and works on one tile of queries after the other. One warpgroup, the producer,
@@ -1064,6 +1064,39 @@ struct Loader {  // its thread's view of the rings of K and V
   }
 };
 
+// All that a block needs: for every tile of queries Q, then tile by tile K and V, until there is no work.
+template <typename WorkOf, typename QueriesOf, typename KeysOf, typename TilesOf>
+__device__ __forceinline__ void load_all(Loader& loader, const TensorMap* q_map, int group,
+                                         const WorkOf& work_of, const QueriesOf& queries_of,
+                                         const KeysOf& keys_of, const TilesOf& tiles_of) {
+  Shared& shared = loader.shared;
+  for (int round = 0;; ++round) {
+    const Turn at = turn<kQStages>(round);
+    const Work work = work_of(round);
+    wait(&shared.empty_q[at.slot], at.parity ^ 1);
+    shared.works[round % kWorks] = work;
+    if (work.first_query < 0) {
+      ptx::mbarrier_arrive(&shared.full_q[at.slot]);
+      break;
+    }
+    const Place queries = queries_of(work), keys = keys_of(work);
+    ptx::mbarrier_arrive_expect_tx(&shared.full_q[at.slot], sizeof(shared.q[0]));
+#pragma unroll
+    for (int i = 0; i < kConsumers; ++i) {
+      const int query = queries.row + work.first_query + 64 * i;
+      load_slabs(shared.q[at.slot][i], q_map, &shared.full_q[at.slot], query, work.head,
+                 queries.batch);
+    }
+    note(kLoadQ, loader.count_k);
+    const int kv_head = work.head / group;
+    const Tiles tiles = tiles_of(work);
+    for (int tile = tiles.end - 1; tile >= tiles.begin; --tile) {
+      loader.load_k(tile, kv_head, keys);
+      loader.load_v(tile, kv_head, keys);
+    }
+  }
+}
+
 // How the rows of a tile in shared memory are swizzled: in spans of so many bytes.
 enum class Swizzle : u32 { kNone = 0, k128 = 1, k64 = 2, k32 = 3 };
 
@@ -1867,11 +1900,12 @@ v3_fwd_sm90a_e4m3_d128_causal_frombf16_incoherent_4a8d96bc(
   const int warpgroup = uniform(threadIdx.x / 128);
   if (threadIdx.x == 0) init_barriers(shared);
   __syncthreads();
-  const auto span_of = [&](const Work& work) {  // by which its mask is aligned
-    return Span{seq_q, seq_kv};
-  };
-  const auto queries_of = [&](const Work& work) {  // where TMA finds them
-    return Place{0, work.batch};
+  // Of a tile of queries: by which its mask is aligned, where TMA finds it and its keys, those it visits.
+  const auto span_of = [&](const Work&) { return Span{seq_q, seq_kv}; };
+  const auto queries_of = [](const Work& work) { return Place{0, work.batch}; };
+  const auto keys_of = queries_of;
+  const auto tiles_of = [&](const Work& work) {
+    return key_tiles(work.first_query, span_of(work));
   };
 
   if (warpgroup == kConsumers) {  // ---- Producer ----
@@ -1880,8 +1914,7 @@ v3_fwd_sm90a_e4m3_d128_causal_frombf16_incoherent_4a8d96bc(
     const int tiles_kv = (seq_kv + kBlockKV - 1) / kBlockKV;
     Loader loader = {shared, &k8_map, &vt_map, kv_heads, k_scale, v_scale, tiles_kv};
     const Grid grid = {batch, heads, seq_q, heads_together};
-    for (int round = 0;; ++round) {
-      const Turn at = turn<kQStages>(round);
+    const auto work_of = [&](int round) {
       Work work = work_at(round, grid);
       // Those of K and V come with their tiles.
       const int q_blocks = (seq_q + kScaleBlock - 1) / kScaleBlock;
@@ -1891,29 +1924,9 @@ v3_fwd_sm90a_e4m3_d128_causal_frombf16_incoherent_4a8d96bc(
         const int block = min((work.first_query + 64 * i) / kScaleBlock, q_blocks - 1);
         work.score_factor[i] = normal_factor(scale_log2 * q_scales[block]);
       }
-      wait(&shared.empty_q[at.slot], at.parity ^ 1);
-      shared.works[round % kWorks] = work;
-      if (work.first_query < 0) {
-        ptx::mbarrier_arrive(&shared.full_q[at.slot]);
-        break;
-      }
-      const Place queries = queries_of(work);
-      const Place keys = queries;
-      ptx::mbarrier_arrive_expect_tx(&shared.full_q[at.slot], sizeof(shared.q[0]));
-#pragma unroll
-      for (int i = 0; i < kConsumers; ++i) {
-        const int query = queries.row + work.first_query + 64 * i;
-        load_slabs(shared.q[at.slot][i], &q8_map, &shared.full_q[at.slot], query, work.head,
-                   queries.batch);
-      }
-      note(kLoadQ, loader.count_k);
-      const int kv_head = work.head / (heads / kv_heads);
-      const Tiles tiles = key_tiles(work.first_query, span_of(work));
-      for (int tile = tiles.end - 1; tile >= tiles.begin; --tile) {
-        loader.load_k(tile, kv_head, keys);
-        loader.load_v(tile, kv_head, keys);
-      }
-    }
+      return work;
+    };
+    load_all(loader, &q8_map, heads / kv_heads, work_of, queries_of, keys_of, tiles_of);
     return;
   }
 
@@ -1932,7 +1945,7 @@ v3_fwd_sm90a_e4m3_d128_causal_frombf16_incoherent_4a8d96bc(
     wait(&shared.full_q[at.slot], at.parity);
     const Work& work = shared.works[round % kWorks];
     const int first_query = work.first_query;
-    const Tiles tiles = key_tiles(first_query, span_of(work));
+    const Tiles tiles = tiles_of(work);
     ++round;
     tile = tiles.end - 1, last_tile = tiles.begin;
     whole = whole_tiles(first_query + 64 * warpgroup, span_of(work));

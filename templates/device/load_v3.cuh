@@ -128,3 +128,57 @@ struct Loader {  // its thread's view of the rings of K and V
     note(kLoadV, count_v - 1);
   }
 };
+
+// All that a block needs: for every tile of queries Q, then tile by tile K and V, until there is no work.
+//% if not kernel.scaled
+// V of a tile of keys comes behind K of the next one, as that is the order of use.
+//% endif
+template <typename WorkOf, typename QueriesOf, typename KeysOf, typename TilesOf>
+__device__ __forceinline__ void load_all(Loader& loader, const TensorMap* q_map, int $("group_log2" if kernel.pack_gqa else "group"),
+                                         const WorkOf& work_of, const QueriesOf& queries_of,
+                                         const KeysOf& keys_of, const TilesOf& tiles_of) {
+  Shared& shared = loader.shared;
+//% if not kernel.scaled
+  int before = 0, before_head = 0;  // the tile whose V is still to come
+  Place before_keys = {0, 0};
+//% endif
+  for (int round = 0;; ++round) {
+    const Turn at = turn<kQStages>(round);
+    const Work work = work_of(round);
+    wait(&shared.empty_q[at.slot], at.parity ^ 1);
+    shared.works[round % kWorks] = work;
+    if (work.first_query < 0) {
+      ptx::mbarrier_arrive(&shared.full_q[at.slot]);
+      break;
+    }
+    const Place queries = queries_of(work), keys = keys_of(work);
+    ptx::mbarrier_arrive_expect_tx(&shared.full_q[at.slot], sizeof(shared.q[0]));
+#pragma unroll
+    for (int i = 0; i < kConsumers; ++i) {
+//% if kernel.pack_gqa
+      const int query = (work.first_query + 64 * i) >> group_log2;
+      load_packed(shared.q[at.slot][i], q_map, &shared.full_q[at.slot], query, work.head,
+                  queries.batch);
+//% else
+      const int query = queries.row + work.first_query + 64 * i;
+      load_slabs(shared.q[at.slot][i], q_map, &shared.full_q[at.slot], query, work.head,
+                 queries.batch);
+//% endif
+    }
+    note(kLoadQ, loader.count_k);
+    const int kv_head = $("work.head" if kernel.pack_gqa else "work.head / group");
+    const Tiles tiles = tiles_of(work);
+    for (int tile = tiles.end - 1; tile >= tiles.begin; --tile) {
+      loader.load_k(tile, kv_head, keys);
+//% if kernel.scaled
+      loader.load_v(tile, kv_head, keys);
+//% else
+      if (loader.count_k > 1) loader.load_v(before, before_head, before_keys);
+      before = tile, before_head = kv_head, before_keys = keys;
+//% endif
+    }
+  }
+//% if not kernel.scaled
+  if (loader.count_k > 0) loader.load_v(before, before_head, before_keys);
+//% endif
+}

@@ -150,18 +150,25 @@ $(parameters(kernel))) {
   const int warpgroup = uniform(threadIdx.x / 128);
   if (threadIdx.x == 0) init_barriers(shared);
   __syncthreads();
-  const auto span_of = [&](const Work& work) {  // by which its mask is aligned
+  // Of a tile of queries: by which its mask is aligned, where TMA finds it and its keys, those it visits.
 //% if kernel.varlen
+  const auto span_of = [&](const Work& work) {
     const int seq_q = work.sequence.seq_q, seq_kv = work.sequence.seq_kv;
-//% endif
     return Span{$(span_terms(kernel))};
   };
-  const auto queries_of = [&](const Work& work) {  // where TMA finds them
-//% if kernel.varlen
+  const auto queries_of = [&](const Work& work) {
     return place_of(work.sequence.q, work.sequence.seq_q, longest_q$(", work.batch" if kernel.scaled));
+  };
+  const auto keys_of = [&](const Work& work) {
+    return place_of(work.sequence.k, work.sequence.seq_kv, longest_k$(", work.batch" if kernel.scaled));
+  };
 //% else
-    return Place{0, work.batch};
+  const auto span_of = [&](const Work&) { return Span{$(span_terms(kernel))}; };
+  const auto queries_of = [](const Work& work) { return Place{0, work.batch}; };
+  const auto keys_of = queries_of;
 //% endif
+  const auto tiles_of = [&](const Work& work) {
+    return $("Tiles{work.end, work.begin}" if kernel.scaled and kernel.varlen else "key_tiles(work.first_query, span_of(work))");
   };
 
   if (warpgroup == kConsumers) {  // ---- Producer ----
@@ -176,15 +183,15 @@ $(parameters(kernel))) {
     Loader loader = {shared, &$(map_of(kernel, "k")), &vt_map, kv_heads};
 //% else
     Loader loader = {shared, &$(map_of(kernel, "k")), &$(map_of(kernel, "v"))};
-    int before = 0, before_head = 0;  // the tile whose V is still to come
-    Place before_keys = {0, 0};
 //% endif
     const Grid grid = {batch, $(grid_rows(kernel)), heads_together};
 //% if kernel.varlen
     int next = 0;
 //% endif
-    for (int round = 0;; ++round) {
-      const Turn at = turn<kQStages>(round);
+//% if not (kernel.varlen or kernel.scaled)
+    const auto work_of = [&](int round) { return work_at(round, grid); };
+//% else
+    const auto work_of = [&](int$(" round" if not kernel.varlen)) {
 //% if kernel.varlen
       $("Work" if kernel.scaled else "const Work") work = next_work(next, grid, cu_seqlens_q, cu_seqlens_k);
 //% else
@@ -220,51 +227,11 @@ $(parameters(kernel))) {
       const Tiles tiles = key_tiles(work.first_query, span_of(work));
       work.end = tiles.end, work.begin = tiles.begin;
 //% endif
-      wait(&shared.empty_q[at.slot], at.parity ^ 1);
-      shared.works[round % kWorks] = work;
-      if (work.first_query < 0) {
-        ptx::mbarrier_arrive(&shared.full_q[at.slot]);
-        break;
-      }
-      const Place queries = queries_of(work);
-//% if kernel.varlen
-      const Place keys = place_of(work.sequence.k, work.sequence.seq_kv, longest_k$(", work.batch" if kernel.scaled));
-//% else
-      const Place keys = queries;
+      return work;
+    };
 //% endif
-      ptx::mbarrier_arrive_expect_tx(&shared.full_q[at.slot], sizeof(shared.q[0]));
-#pragma unroll
-      for (int i = 0; i < kConsumers; ++i) {
-//% if kernel.pack_gqa
-        const int query = (work.first_query + 64 * i) >> group_log2;
-        load_packed(shared.q[at.slot][i], &q_map, &shared.full_q[at.slot], query, work.head,
-                    queries.batch);
-//% else
-        const int query = queries.row + work.first_query + 64 * i;
-        load_slabs(shared.q[at.slot][i], &$(map_of(kernel, "q")), &shared.full_q[at.slot], query, work.head,
-                   queries.batch);
-//% endif
-      }
-      note(kLoadQ, loader.count_k);
-      const int kv_head = $("work.head" if kernel.pack_gqa else "work.head / (heads / kv_heads)");
-//% if not (kernel.scaled and kernel.varlen)
-      const Tiles tiles = key_tiles(work.first_query, span_of(work));
-//% endif
-      for (int tile = tiles.end - 1; tile >= tiles.begin; --tile) {
-        loader.load_k(tile, kv_head, keys);
-//% if kernel.scaled
-        loader.load_v(tile, kv_head, keys);
-      }
-    }
+    load_all(loader, &$(map_of(kernel, "q")), $("group_log2" if kernel.pack_gqa else "heads / kv_heads"), work_of, queries_of, keys_of, tiles_of);
     return;
-//% else
-        if (loader.count_k > 1) loader.load_v(before, before_head, before_keys);
-        before = tile, before_head = kv_head, before_keys = keys;
-      }
-    }
-    if (loader.count_k > 0) loader.load_v(before, before_head, before_keys);
-    return;
-//% endif
   }
 
   // ---- Consumer ----
@@ -292,7 +259,7 @@ $(parameters(kernel))) {
     wait(&shared.full_q[at.slot], at.parity);
     const Work& work = shared.works[round % kWorks];
     const int first_query = work.first_query;
-    const Tiles tiles = $("{work.end, work.begin}" if kernel.scaled and kernel.varlen else "key_tiles(first_query, span_of(work))");
+    const Tiles tiles = tiles_of(work);
     ++round;
     tile = tiles.end - 1, last_tile = tiles.begin;
     whole = whole_tiles(first_query + 64 * warpgroup, span_of(work));
