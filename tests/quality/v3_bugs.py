@@ -105,7 +105,7 @@ EMPTY_K = (
     "    wait(&shared.empty_k[at.slot], at.parity ^ 1);  // passes at once the first time round\n"
 )
 EMPTY_V = "    wait(&shared.empty_v[at.slot], at.parity ^ 1);\n"
-EMPTY_Q = "      wait(&shared.empty_q[at.slot], at.parity ^ 1);\n"
+EMPTY_Q = "    wait(&shared.empty_q[at.slot], at.parity ^ 1);\n"
 TURN = "    ptx::bar_sync(kTurnBarrier + warpgroup, 256);\n"
 V_RELEASE = "    if (leads) ptx::mbarrier_arrive(&shared.empty_v[n % kStages]);\n"
 SUMMED = "    note(kSummed, n);\n"
@@ -211,7 +211,7 @@ BARRIERS = (
     ),
     Bug(
         "nobody says that there is no more",
-        "        ptx::mbarrier_arrive(&shared.full_q[at.slot]);\n",
+        "      ptx::mbarrier_arrive(&shared.full_q[at.slot]);\n",
         "",
         "deadlock",
     ),
