@@ -88,6 +88,7 @@ LAZY_DTYPES = ("fp16", "bf16")  # V2 moves their softmax reference only where a 
 FORMS = ("ordered", "second_pass")
 V3 = ("v3", "v3_packed")  # variants: a tile's rows are the queries of a head, or of all of a group
 PACKINGS = ("packed", "unpacked")
+LONGEST_FIRST = (("v2", "fwd"),)  # variants that start the longest tiles of several heads first
 ABREAST = 16  # heads whose blocks start side by side where additions are ordered
 LONG_ROW = 128  # columns; longer rows have a form of their own where they are no power of two
 BACKWARD_STAGES = 2  # tiles of Q and dO in shared memory, one more where two warps share keys
@@ -326,6 +327,11 @@ class KernelSpec:
         return self.odd_rows and self.tile.stages > 1
 
     @property
+    def longest_first(self) -> bool:
+        """Whether V2 starts the longest tiles of several heads before shorter ones."""
+        return starts_longest(self.variant, self.pass_, self.mask)
+
+    @property
     def scaled(self) -> bool:
         """Whether Q, K and V come with scale factors."""
         return self.scales != "none"
@@ -377,7 +383,7 @@ class KernelSpec:
         names = (*self.pointers, *self.option_inputs)
         pointers = [(name, "ptr") for name in names]
         lengths = PACKED_SIZES[self.pass_] if self.varlen else SIZES
-        names = (*lengths, *["splits"] * self.splits)
+        names = (*lengths, *["splits"] * self.splits, *["heads_together"] * self.longest_first)
         if self.algo == "v3":
             names = V3_GROUPED_SIZES if self.pack_gqa else V3_SIZES
             names = V3_PACKED_SIZES if self.varlen else names
@@ -393,6 +399,11 @@ class KernelSpec:
         windows = ("window_left", "window_right") if self.mask == "window" else ()
         more = [(name, "i32") for name in windows]
         return (*maps, *pointers, *sizes, *strides, *factors, *more)
+
+    @property
+    def asks_slots(self) -> bool:
+        """Whether a launch depends on how many thread blocks the GPU runs at once."""
+        return self.splits or self.algo == "v3" or self.longest_first
 
     def repeats(self, output: str) -> bool:
         """Whether an output has the same bits in every run: all that is not summed by atomic
@@ -437,6 +448,12 @@ def least_query_step(dtype: str, keys: Any, sharing: Any) -> Any:
     """The fewest queries a warp of a backward pass with so many keys scores at once."""
     least = LEAST_QUERY_STEP.get(dtype, QUERY_STEP)
     return least * (keys // 16 * (sharing < FOUR) + (sharing == FOUR))
+
+
+def starts_longest(variant: str, pass_: str, mask: str) -> bool:
+    """Whether a kernel of V2 takes heads together and starts their longest tiles first: those of a
+    causal mask differ, and the last to start should be short. Those of a window are much alike."""
+    return mask == "causal" and (variant, pass_) in LONGEST_FIRST
 
 
 def variant_of(algo: str, splits: bool, dq: str, packed: bool = False) -> str:
@@ -485,7 +502,8 @@ class Plan:
     gpu: str
     kernel: KernelSpec
     smem_bytes: int  # dynamic shared memory of one block
-    slots: int = 0  # split keys and V3: thread blocks that the GPU runs at once
+    slots: int = 0  # split keys, V3, V2 longest first: thread blocks that the GPU runs at once
+    l2_bytes: int = 0  # V2 longest first: of the GPU
 
     @property
     def registers(self) -> int:
@@ -694,10 +712,43 @@ class Plan:
     def _heads_together(self, problem: Problem) -> int:
         """Heads whose tiles V3 hands out together, the longest first: so many that they fill an
         even number of rounds, which then balance each other. One where all tiles are equal."""
+        if self.kernel.longest_first:
+            return self._longest_together(problem)
         if self.kernel.mask == "full" or not (q_blocks := self._q_blocks(problem)):
             return 1
         two_rounds = 2 * max(1, self.slots)
         return min(two_rounds // math.gcd(two_rounds, q_blocks), self._heads(problem))
+
+    def _longest_together(self, problem: Problem) -> int:
+        """Heads whose tiles V2 starts together, the longest first: as many as fill the GPU twice,
+        if what their blocks walk fits in half of the L2, else as many as fill it once. Those are at
+        work together anyway, and the long tiles of the next group start where short ones of this
+        one end. Whole fillings end evenly, others do not: blocks of one to 128 steps played on the
+        places of an H200 end 0.0 to 0.3 mean blocks after even work, with half a filling more up
+        to 1.4 (docs/kernels.md). Unlike V3's rounds they need not be filled exactly."""
+        heads = self._tiled_heads(problem)
+        tiles = self._blocks(problem) // max(heads, 1)
+        twice, once = (n * self.slots // max(tiles, 1) for n in (2, 1))
+        fits = math.ceil(twice / self._sharing(problem)) * self._walked(problem)
+        return max(1, min(twice if 2 * fits <= self.l2_bytes else once, heads))
+
+    def _tiled_heads(self, problem: Problem) -> int:
+        """Heads whose tiles the main kernel's blocks are."""
+        backward = self.kernel.pass_ == "bwd"
+        return problem.batch * problem.kv_heads if backward else self._heads(problem)
+
+    def _sharing(self, problem: Problem) -> int:
+        """Heads that walk the same tensors: forward those that share K and V."""
+        return problem.group if self.kernel.pass_ == "fwd" else 1
+
+    def _walked(self, problem: Problem) -> int:
+        """Bytes that all blocks of a head walk: K and V; backward Q, dO, L, D and dQ in fp32 of
+        all heads that share its keys."""
+        p = problem
+        row = (p.head_dim + p.head_dim_v) * DTYPE_BYTES[self.kernel.dtype]
+        if self.kernel.pass_ == "fwd":
+            return p.seq_kv * row
+        return p.group * p.seq * (row + 8 + 4 * padded(p.head_dim, self.kernel.dtype))
 
     def _inputs(
         self, problem: Problem, shapes: Mapping[str, tuple[int, ...]], tokens: tuple[int, int]
@@ -788,7 +839,8 @@ class Plan:
             "gpu": {"name": self.gpu, "arch": self.kernel.arch},
             "kernel": kernel,
             "smem_bytes": self.smem_bytes,
-            **({"slots": self.slots} if self.kernel.splits or self.kernel.algo == "v3" else {}),
+            **({"slots": self.slots} if self.kernel.asks_slots else {}),
+            **({"l2_bytes": self.l2_bytes} if self.kernel.longest_first else {}),
         }
 
     @classmethod
@@ -824,6 +876,7 @@ class Plan:
             kernel=_typed(KernelSpec, kernel),
             smem_bytes=_whole(data["smem_bytes"]),
             slots=_whole(data.get("slots", 0)),
+            l2_bytes=_whole(data.get("l2_bytes", 0)),
         )
 
     def _nonsense(self) -> Iterator[str]:

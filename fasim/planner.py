@@ -466,7 +466,8 @@ def _plan(case: Case, index: int) -> Plan:
         gpu=case.gpu.name,
         kernel=kernel,
         smem_bytes=int(case.smem[index]),
-        slots=case.gpu.sm_count * int(case.blocks_per_sm[index]) * (splits or case.algo in V3),
+        slots=case.gpu.sm_count * int(case.blocks_per_sm[index]) * kernel.asks_slots,
+        l2_bytes=case.gpu.l2_bytes * kernel.longest_first,
     )
 
 

@@ -50,7 +50,7 @@
 //   77f6d870  parts/constants.cuh
 //   8a2896d0  parts/main.cu
 //   5a818b86  parts/main_arrays.cuh
-//   ad8df1ec  parts/main_options.cuh
+//   92b4175b  parts/main_options.cuh
 //   42d2ca0a  ptx/cvt_f16x2.cuh
 //   422cf4a7  ptx/ex2.cuh
 //   5bef9f17  ptx/ldmatrix_x4.cuh

@@ -61,7 +61,7 @@
 //   c3ce054e  parts/constants_bwd.cuh
 //   5a818b86  parts/main_arrays.cuh
 //   b86622cb  parts/main_bwd.cu
-//   ad8df1ec  parts/main_options.cuh
+//   92b4175b  parts/main_options.cuh
 //   337a472a  ptx/cp_async.cuh
 //   42d2ca0a  ptx/cvt_f16x2.cuh
 //   23f60c67  ptx/cvt_f32_f16.cuh

@@ -65,7 +65,7 @@
 //   c3ce054e  parts/constants_bwd.cuh
 //   5a818b86  parts/main_arrays.cuh
 //   b86622cb  parts/main_bwd.cu
-//   ad8df1ec  parts/main_options.cuh
+//   92b4175b  parts/main_options.cuh
 //   337a472a  ptx/cp_async.cuh
 //   33562fdf  ptx/cvt_bf16x2.cuh
 //   422cf4a7  ptx/ex2.cuh

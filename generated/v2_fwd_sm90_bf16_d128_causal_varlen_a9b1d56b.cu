@@ -17,6 +17,7 @@
 //   i32    kv_heads    8
 //   i32    longest_q   4096
 //   i32    total_q     65536
+//   i32    heads_together  16
 //   i64x3  q_strides   (0, 128, 4096)
 //   i64x3  k_strides   (0, 128, 1024)
 //   i64x3  v_strides   (0, 128, 1024)
@@ -38,6 +39,7 @@
 //   76c2f1b5  device/integers.cuh
 //   1cbf0c76  device/mask.cuh
 //   a77f5b87  device/matmul_mma.cuh
+//   514af4ad  device/order.cuh
 //   56ce5a2e  device/rows.cuh
 //   2371af69  device/softmax_lazy.cuh
 //   94288a38  device/store.cuh
@@ -46,11 +48,11 @@
 //   2655b8fc  device/values_mma.cuh
 //   22b08741  device/varlen.cuh
 //   8792d681  device/words.cuh
-//   66c64720  kernels/v2_fwd.cu
+//   4ee5492d  kernels/v2_fwd.cu
 //   77f6d870  parts/constants.cuh
 //   8a2896d0  parts/main.cu
 //   5a818b86  parts/main_arrays.cuh
-//   ad8df1ec  parts/main_options.cuh
+//   92b4175b  parts/main_options.cuh
 //   337a472a  ptx/cp_async.cuh
 //   33562fdf  ptx/cvt_bf16x2.cuh
 //   422cf4a7  ptx/ex2.cuh
@@ -65,12 +67,13 @@
 // "bias": "none", "deterministic": false, "dtype": "bf16", "head_dim": 128, "head_dim_v": 128,
 // "mask": "causal", "out_dtype": "bf16", "pack_gqa": false, "pass": "fwd", "scales": "none",
 // "softcap": false, "splits": false, "tile": {"block_kv": 48, "block_q": 128, "p_in": "registers",
-// "registers": 255, "stages": 2, "step_kv": 0, "warps": 4}, "varlen": true}, "problem": {"batch":
-// 16, "bias": "none", "causal": true, "deterministic": false, "dtype": "bf16", "head_dim": 128,
-// "head_dim_v": 128, "heads": 32, "incoherent": false, "kv_heads": 8, "out_dtype": "bf16", "pass":
-// "fwd", "scale": 0.08838834764831843, "scales": "tensor", "seq": 4096, "seq_kv": 4096, "softcap":
-// 0.0, "varlen": true, "window": [-1, -1]}, "schema": "fasim.plan/1", "smem_bytes": 81920}
-// ---- the rest of the file has sha256 caf3b56e9392c3556ece3b5f28af939820dacc0f53cc4a318f5a49241431b9f8
+// "registers": 255, "stages": 2, "step_kv": 0, "warps": 4}, "varlen": true}, "l2_bytes": 62914560,
+// "problem": {"batch": 16, "bias": "none", "causal": true, "deterministic": false, "dtype": "bf16",
+// "head_dim": 128, "head_dim_v": 128, "heads": 32, "incoherent": false, "kv_heads": 8, "out_dtype":
+// "bf16", "pass": "fwd", "scale": 0.08838834764831843, "scales": "tensor", "seq": 4096, "seq_kv":
+// 4096, "softcap": 0.0, "varlen": true, "window": [-1, -1]}, "schema": "fasim.plan/1", "slots":
+// 264, "smem_bytes": 81920}
+// ---- the rest of the file has sha256 50342c51e3fa212f252b9cfe5da5e0b2979fc1a918c9df4f4660a0ed4226d73c
 // FlashAttention-2, forward (Dao 2023, algorithm 1).
 //
 // One thread block per block of queries. It walks the keys and values once, from the last tile to
@@ -506,6 +509,21 @@ __device__ __forceinline__ void mask_scores(float (&s)[kRowTiles][kTiles][4], in
   }
 }
 
+// ---- Order --------------------------------------------------------------------------------------
+// Under a causal mask the tiles of a head differ in length, and blocks start in the order of their
+// numbers. So that a launch ends with short ones, heads come in groups, and of a group the longest
+// tiles of all heads start first. Those that fill no group come before the others: their end is in the
+// middle of the launch.
+
+// The number of a block if all blocks of a head came before those of the next, longest first.
+__device__ __forceinline__ int sorted_block(int number, int tiles, int all_heads, int together) {
+  const int head = number / tiles, rest = all_heads % together;
+  const int first_head = head < rest ? 0 : rest + (head - rest) / together * together;
+  const int members = head < rest ? rest : together;
+  const int place = number - first_head * tiles;
+  return (first_head + place % members) * tiles + place / members;
+}
+
 // A row of scores lies in one quad of lanes.
 __device__ __forceinline__ float quad_max(float x) {
   x = fmaxf(x, __shfl_xor_sync(~0u, x, 1));
@@ -691,24 +709,25 @@ v2_fwd_sm90_bf16_d128_causal_varlen_a9b1d56b(
     const Element* __restrict__ q, const Element* __restrict__ k, const Element* __restrict__ v,
     Output* __restrict__ o, float* __restrict__ lse, const int* __restrict__ cu_seqlens_q,
     const int* __restrict__ cu_seqlens_k, const int heads, const int kv_heads, const int longest_q,
-    const int total_q, const Strides q_strides, const Strides k_strides, const Strides v_strides,
-    const Strides o_strides, const float scale_log2) {
+    const int total_q, const int heads_together, const Strides q_strides, const Strides k_strides,
+    const Strides v_strides, const Strides o_strides, const float scale_log2) {
   // clang-format on
   extern __shared__ __align__(128) unsigned char smem_raw[];
   Element* q_tile = reinterpret_cast<Element*>(smem_raw);
 
   // This block's queries. Under a causal mask the blocks with the most keys start first.
   const int q_blocks = (longest_q + kBlockQ - 1) / kBlockQ;
-  const int turn = blockIdx.x % q_blocks;
+  const int block = sorted_block(blockIdx.x, q_blocks, gridDim.x / q_blocks, heads_together);
+  const int turn = block % q_blocks;
   const int first_query = (kCausal ? q_blocks - 1 - turn : turn) * kBlockQ;
-  const int batch_index = blockIdx.x / q_blocks / heads;
+  const int batch_index = block / q_blocks / heads;
   const Sequence sequence = sequence_at(cu_seqlens_q, cu_seqlens_k, batch_index);
   const int seq_q = sequence.seq_q, seq_kv = sequence.seq_kv;
   if (first_query >= seq_q) return;  // the grid is for the longest
   const int rows = min(kBlockQ, seq_q - first_query);
-  const int head = blockIdx.x / q_blocks % heads;
+  const int head = block / q_blocks % heads;
   const int kv_head = head / (heads / kv_heads);
-  const i64 batch = blockIdx.x / q_blocks / heads;
+  const i64 batch = block / q_blocks / heads;
   q += sequence.q * q_strides.seq;
   k += sequence.k * k_strides.seq;
   v += sequence.k * v_strides.seq;
@@ -831,6 +850,11 @@ int main(int argc, char** argv) {
   const int longest_q = seq_q, total_q = batch * seq_q;
   const int* cu_seqlens_q = made<int>(batch + 1, [&](i64 i) { return int(i * seq_q); });
   const int* cu_seqlens_k = made<int>(batch + 1, [&](i64 i) { return int(i * seq_kv); });
+  int places = 132;  // of blocks at once, as if an SM had two
+  cudaDeviceGetAttribute(&places, cudaDevAttrMultiProcessorCount, 0);
+  places *= 2;
+  const int tiles = (seq_q + kBlockQ - 1) / kBlockQ;
+  const int heads_together = tiles > 0 && tiles < places ? places / tiles : 1;
 
   Element* q = input(rows * kHeadDim, 1);
   Element* k = input(keys * kHeadDim, 2);
@@ -847,8 +871,8 @@ int main(int argc, char** argv) {
   for (int run = 0; run < 2; ++run) {  // the second one counts
     cudaEventRecord(start);
     kernel<<<grid, kThreads, kSmemBytes>>>(q, k, v, o, lse, cu_seqlens_q, cu_seqlens_k, heads,
-                                           kv_heads, longest_q, total_q, q_strides, k_strides,
-                                           v_strides, o_strides, scale_log2);
+                                           kv_heads, longest_q, total_q, heads_together, q_strides,
+                                           k_strides, v_strides, o_strides, scale_log2);
     cudaEventRecord(stop);
     cudaEventSynchronize(stop);
     cudaEventElapsedTime(&ms, start, stop);

@@ -15,6 +15,7 @@
 //   i32    kv_heads    12
 //   i32    seq_q       4096
 //   i32    seq_kv      4096
+//   i32    heads_together  8
 //   i64x3  q_strides   (7864320, 655360, 160)
 //   i64x3  k_strides   (7864320, 655360, 160)
 //   i64x3  v_strides   (7864320, 655360, 160)
@@ -36,6 +37,7 @@
 //   76c2f1b5  device/integers.cuh
 //   1cbf0c76  device/mask.cuh
 //   a77f5b87  device/matmul_mma.cuh
+//   514af4ad  device/order.cuh
 //   56ce5a2e  device/rows.cuh
 //   2371af69  device/softmax_lazy.cuh
 //   94288a38  device/store.cuh
@@ -43,11 +45,11 @@
 //   c2706fe3  device/types.cuh
 //   2655b8fc  device/values_mma.cuh
 //   8792d681  device/words.cuh
-//   66c64720  kernels/v2_fwd.cu
+//   4ee5492d  kernels/v2_fwd.cu
 //   77f6d870  parts/constants.cuh
 //   8a2896d0  parts/main.cu
 //   5a818b86  parts/main_arrays.cuh
-//   ad8df1ec  parts/main_options.cuh
+//   92b4175b  parts/main_options.cuh
 //   337a472a  ptx/cp_async.cuh
 //   33562fdf  ptx/cvt_bf16x2.cuh
 //   422cf4a7  ptx/ex2.cuh
@@ -62,12 +64,13 @@
 // "bias": "none", "deterministic": false, "dtype": "bf16", "head_dim": 160, "head_dim_v": 160,
 // "mask": "causal", "out_dtype": "bf16", "pack_gqa": false, "pass": "fwd", "scales": "none",
 // "softcap": false, "splits": false, "tile": {"block_kv": 32, "block_q": 128, "p_in": "registers",
-// "registers": 255, "stages": 2, "step_kv": 0, "warps": 4}, "varlen": false}, "problem": {"batch":
-// 4, "bias": "none", "causal": true, "deterministic": false, "dtype": "bf16", "head_dim": 160,
-// "head_dim_v": 160, "heads": 12, "incoherent": false, "kv_heads": 12, "out_dtype": "bf16", "pass":
-// "fwd", "scale": 0.07905694150420949, "scales": "tensor", "seq": 4096, "seq_kv": 4096, "softcap":
-// 0.0, "varlen": false, "window": [-1, -1]}, "schema": "fasim.plan/1", "smem_bytes": 81920}
-// ---- the rest of the file has sha256 0b575e3420bb40cfd12422452bc7df9efbb627ba32ca7782e130fc8c6d4dc371
+// "registers": 255, "stages": 2, "step_kv": 0, "warps": 4}, "varlen": false}, "l2_bytes": 62914560,
+// "problem": {"batch": 4, "bias": "none", "causal": true, "deterministic": false, "dtype": "bf16",
+// "head_dim": 160, "head_dim_v": 160, "heads": 12, "incoherent": false, "kv_heads": 12,
+// "out_dtype": "bf16", "pass": "fwd", "scale": 0.07905694150420949, "scales": "tensor", "seq":
+// 4096, "seq_kv": 4096, "softcap": 0.0, "varlen": false, "window": [-1, -1]}, "schema":
+// "fasim.plan/1", "slots": 264, "smem_bytes": 81920}
+// ---- the rest of the file has sha256 fd4f807b8b7949de36ecfcfc423fcb93aea1dcbe45ff599cb9529ded129bea91
 // FlashAttention-2, forward (Dao 2023, algorithm 1).
 //
 // One thread block per block of queries. It walks the keys and values once, from the last tile to
@@ -493,6 +496,21 @@ __device__ __forceinline__ void mask_scores(float (&s)[kRowTiles][kTiles][4], in
   }
 }
 
+// ---- Order --------------------------------------------------------------------------------------
+// Under a causal mask the tiles of a head differ in length, and blocks start in the order of their
+// numbers. So that a launch ends with short ones, heads come in groups, and of a group the longest
+// tiles of all heads start first. Those that fill no group come before the others: their end is in the
+// middle of the launch.
+
+// The number of a block if all blocks of a head came before those of the next, longest first.
+__device__ __forceinline__ int sorted_block(int number, int tiles, int all_heads, int together) {
+  const int head = number / tiles, rest = all_heads % together;
+  const int first_head = head < rest ? 0 : rest + (head - rest) / together * together;
+  const int members = head < rest ? rest : together;
+  const int place = number - first_head * tiles;
+  return (first_head + place % members) * tiles + place / members;
+}
+
 // A row of scores lies in one quad of lanes.
 __device__ __forceinline__ float quad_max(float x) {
   x = fmaxf(x, __shfl_xor_sync(~0u, x, 1));
@@ -677,20 +695,22 @@ extern "C" __global__ void __maxnreg__(kRegisters)
 v2_fwd_sm90_bf16_d160_causal_e3bd9c9c(
     const Element* __restrict__ q, const Element* __restrict__ k, const Element* __restrict__ v,
     Output* __restrict__ o, float* __restrict__ lse, const int heads, const int kv_heads,
-    const int seq_q, const int seq_kv, const Strides q_strides, const Strides k_strides,
-    const Strides v_strides, const Strides o_strides, const float scale_log2) {
+    const int seq_q, const int seq_kv, const int heads_together, const Strides q_strides,
+    const Strides k_strides, const Strides v_strides, const Strides o_strides,
+    const float scale_log2) {
   // clang-format on
   extern __shared__ __align__(128) unsigned char smem_raw[];
   Element* q_tile = reinterpret_cast<Element*>(smem_raw);
 
   // This block's queries. Under a causal mask the blocks with the most keys start first.
   const int q_blocks = (seq_q + kBlockQ - 1) / kBlockQ;
-  const int turn = blockIdx.x % q_blocks;
+  const int block = sorted_block(blockIdx.x, q_blocks, gridDim.x / q_blocks, heads_together);
+  const int turn = block % q_blocks;
   const int first_query = (kCausal ? q_blocks - 1 - turn : turn) * kBlockQ;
   const int rows = min(kBlockQ, seq_q - first_query);
-  const int head = blockIdx.x / q_blocks % heads;
+  const int head = block / q_blocks % heads;
   const int kv_head = head / (heads / kv_heads);
-  const i64 batch = blockIdx.x / q_blocks / heads;
+  const i64 batch = block / q_blocks / heads;
   q += batch * q_strides.batch + head * q_strides.head + first_query * q_strides.seq;
   k += batch * k_strides.batch + kv_head * k_strides.head;
   v += batch * v_strides.batch + kv_head * v_strides.head;
@@ -795,6 +815,11 @@ int main(int argc, char** argv) {
   const Strides o_strides = contiguous(heads, seq_q, kHeadDimV);
 
   const float scale_log2 = 1.442695041f / sqrtf(kHeadDim);
+  int places = 132;  // of blocks at once, as if an SM had two
+  cudaDeviceGetAttribute(&places, cudaDevAttrMultiProcessorCount, 0);
+  places *= 2;
+  const int tiles = (seq_q + kBlockQ - 1) / kBlockQ;
+  const int heads_together = tiles > 0 && tiles < places ? places / tiles : 1;
 
   Element* q = input(rows * kHeadDim, 1);
   Element* k = input(keys * kHeadDim, 2);
@@ -811,7 +836,8 @@ int main(int argc, char** argv) {
   for (int run = 0; run < 2; ++run) {  // the second one counts
     cudaEventRecord(start);
     kernel<<<grid, kThreads, kSmemBytes>>>(q, k, v, o, lse, heads, kv_heads, seq_q, seq_kv,
-                                           q_strides, k_strides, v_strides, o_strides, scale_log2);
+                                           heads_together, q_strides, k_strides, v_strides,
+                                           o_strides, scale_log2);
     cudaEventRecord(stop);
     cudaEventSynchronize(stop);
     cudaEventElapsedTime(&ms, start, stop);

@@ -43,11 +43,11 @@
 //   c2706fe3  device/types.cuh
 //   2655b8fc  device/values_mma.cuh
 //   8792d681  device/words.cuh
-//   66c64720  kernels/v2_fwd.cu
+//   4ee5492d  kernels/v2_fwd.cu
 //   77f6d870  parts/constants.cuh
 //   8a2896d0  parts/main.cu
 //   5a818b86  parts/main_arrays.cuh
-//   ad8df1ec  parts/main_options.cuh
+//   92b4175b  parts/main_options.cuh
 //   337a472a  ptx/cp_async.cuh
 //   33562fdf  ptx/cvt_bf16x2.cuh
 //   422cf4a7  ptx/ex2.cuh

@@ -56,7 +56,7 @@
 //   05c197b0  kernels/v3_fwd.cu
 //   4994fd5e  parts/constants_v3.cuh
 //   5a818b86  parts/main_arrays.cuh
-//   ad8df1ec  parts/main_options.cuh
+//   92b4175b  parts/main_options.cuh
 //   138db331  parts/main_v3.cu
 //   5af47db7  ptx/bar_arrive.cuh
 //   18bd1382  ptx/bar_sync.cuh

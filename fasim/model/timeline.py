@@ -19,7 +19,15 @@ from fasim.model.silicon import Rates, rates
 from fasim.model.steps import Step, query_step, step
 from fasim.model.tiles import Ints, Reals, Tiles, ceil_div
 from fasim.model.visits import grouped_visits, packed_visits, visits
-from fasim.plan import ABREAST, HOPPER_SMEM, LAZY_DTYPES, WARPGROUP, transposes, v3_smem
+from fasim.plan import (
+    ABREAST,
+    HOPPER_SMEM,
+    LAZY_DTYPES,
+    WARPGROUP,
+    starts_longest,
+    transposes,
+    v3_smem,
+)
 from fasim.problem import Problem
 
 Law = Callable[[Any], Any]  # clocks of a step, by the blocks resident on its SM
@@ -57,13 +65,15 @@ MMA_BLOCK_CLOCKS = {"fwd": 5000.0, "bwd": 6000.0}
 # proportion where it is shorter, and more beyond 128 keys; share that two warpgroups show of what
 # their softmax exceeds half of their matmul by, as one has to wait for the other then. Clocks of a
 # tile of queries besides its steps: of all, of one whose Q has to wait for the last, of each step
-# that masks. Tiles that the ragged end of a masked launch costs. Fitted to eight tiles at 16,384
-# keys on an H200, and to 512.
+# that masks. Fitted to eight tiles at 16,384 keys on an H200, and to 512.
 WGMMA_SHOWN_CLOCKS, WGMMA_WAITS = 700.0, 0.4
 WGMMA_TILE_CLOCKS, ONE_Q_CLOCKS, MASKED_STEP_CLOCKS = 2200.0, 3500.0, 1000.0
 WGMMA_SHOWS, WGMMA_SYNC_CLOCKS = 0.2, 60.0  # backward: share of the shorter, a step's barriers
 WGMMA_BLOCK_CLOCKS = 2000.0  # backward
-MASKED_TAIL, V3_MASKED_TAIL = 0.5, 0.1
+# Tiles that the ragged end of a masked launch costs: head by head, and where the longest tiles of
+# several heads come first. The second was fitted to V3; three rows of V2 would have it between 0
+# and 0.2.
+MASKED_TAIL, SORTED_TAIL = 0.5, 0.1
 # ---- standard attention: share of the peak that a library's batched matmul reaches ----
 LIBRARY_MATMUL = 0.75
 # How many SMs' worth of HBM bandwidth one SM can draw when the others are idle.
@@ -264,16 +274,21 @@ class _Flash:
         return whole + np.where(last > 0, last * self._block(law, np.maximum(last, 1)), 0.0)
 
     def _makespan(self, law: Law, blocks: Ints) -> Reals:
-        """Unequal blocks, the longest first: the mean load of an SM and half a mean block for the
-        ragged end, but never less than the longest block alone."""
+        """Unequal blocks, the longest first: the mean load of an SM and part of a mean block for
+        the ragged end, but never less than the longest block alone."""
         resident = np.clip(ceil_div(blocks, self.speed.sms), 1, self.tiles.blocks_per_sm)
         mean = self._block(law, resident)
         most = self.seen.longest if self.pass_ == "fwd" else self.seen.widest
         longest = self._block(law, np.ones_like(resident), most * self.shared)
-        share = V3_MASKED_TAIL if self.algo == "v3" else MASKED_TAIL
+        share = SORTED_TAIL if self._sorted else MASKED_TAIL
         tail = np.where(blocks > self.speed.sms, share * resident * mean, 0.0)
         load = np.maximum(blocks / self.speed.sms, 1.0) * mean + tail
         return np.where(blocks > 0, np.maximum(load, longest), 0.0)
+
+    @property
+    def _sorted(self) -> bool:
+        """Whether the longest tiles of several heads come first."""
+        return self.algo == "v3" or starts_longest(self.algo, self.pass_, self.problem.mask)
 
     def _block(self, law: Law, resident: Any, steps: Any = None) -> Any:
         """Clocks of an SM a block: its steps (the mean unless given) and its life around them."""

@@ -693,7 +693,8 @@ function makeModel(C, GPUS) {
     const { r, t, v, variant } = f;
     if (!blocks) return 0;
     const resident = clamp(ceilDiv(blocks, r.sms), 1, t.blocks), mean = block(f, law, resident);
-    const share = isV3(variant) ? C.V3_MASKED_TAIL : C.MASKED_TAIL;
+    const sorted = isV3(variant) || (variant === "v2" && p.mask === "causal");
+    const share = sorted ? C.SORTED_TAIL : C.MASKED_TAIL;
     const tail = blocks > r.sms ? share * resident * mean : 0;
     return Math.max(Math.max(blocks / r.sms, 1) * mean + tail, block(f, law, 1, v.longest));
   }

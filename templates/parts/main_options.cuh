@@ -26,3 +26,11 @@
   const int* cu_seqlens_q = made<int>(batch + 1, [&](i64 i) { return int(i * seq_q); });
   const int* cu_seqlens_k = made<int>(batch + 1, [&](i64 i) { return int(i * seq_kv); });
 //% endif
+//% if kernel.longest_first
+//% set length, rows = ("seq_q", "kBlockQ") if kernel.pass_ == "fwd" else ("seq_kv", "kBlockKV")
+  int places = 132;  // of blocks at once, as if an SM had two
+  cudaDeviceGetAttribute(&places, cudaDevAttrMultiProcessorCount, 0);
+  places *= 2;
+  const int tiles = ($(length) + $(rows) - 1) / $(rows);
+  const int heads_together = tiles > 0 && tiles < places ? places / tiles : 1;
+//% endif

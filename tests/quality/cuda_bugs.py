@@ -382,9 +382,25 @@ MEMORY = (
     Bug(
         "two blocks write the same rows",
         "v2 fp32 causal",
-        "const int turn = blockIdx.x % q_blocks;",
+        "const int turn = block % q_blocks;",
         "const int turn = 0;",
         "race",
+    ),
+    Bug(
+        "a group of heads is one too short",
+        "v2 bf16 causal",
+        "const int members = head < rest ? rest : together;",
+        "const int members = max(1, (head < rest ? rest : together) - 1);",
+        ("race", "outputs_are_fully_written"),
+        GROUPS,
+    ),
+    Bug(
+        "blocks take the heads of others",
+        "v2 bf16 causal",
+        "(first_head + place % members) * tiles",
+        "(first_head + place / members % members) * tiles",
+        ("race", "outputs_are_fully_written"),
+        GROUPS,
     ),
     Bug(
         "all heads write the first one's O",

@@ -1,9 +1,9 @@
-// v2_fwd_sm89_fp16_d128_causal_425833f8
+// v2_fwd_sm89_fp16_d128_causal_fa3f74cf
 //
-// regenerate  fasim gen v2_fwd_sm89_fp16_d128_causal_425833f8.cu
-// compile     nvcc -std=c++17 -arch=sm_89 -cubin v2_fwd_sm89_fp16_d128_causal_425833f8.cu
-// run alone   nvcc -std=c++17 -arch=sm_89 -DFASIM_MAIN v2_fwd_sm89_fp16_d128_causal_425833f8.cu && ./a.out
-// launch      v2_fwd_sm89_fp16_d128_causal_425833f8<<<2048, 128, 49152>>>, as planned
+// regenerate  fasim gen v2_fwd_sm89_fp16_d128_causal_fa3f74cf.cu
+// compile     nvcc -std=c++17 -arch=sm_89 -cubin v2_fwd_sm89_fp16_d128_causal_fa3f74cf.cu
+// run alone   nvcc -std=c++17 -arch=sm_89 -DFASIM_MAIN v2_fwd_sm89_fp16_d128_causal_fa3f74cf.cu && ./a.out
+// launch      v2_fwd_sm89_fp16_d128_causal_fa3f74cf<<<2048, 128, 32768>>>, as planned
 //
 // arguments
 //   ptr    q           device memory
@@ -15,6 +15,7 @@
 //   i32    kv_heads    32
 //   i32    seq_q       4096
 //   i32    seq_kv      4096
+//   i32    heads_together  12
 //   i64x3  q_strides   (16777216, 524288, 128)
 //   i64x3  k_strides   (16777216, 524288, 128)
 //   i64x3  v_strides   (16777216, 524288, 128)
@@ -25,8 +26,6 @@
 //   from      0   16384 bytes  Q, and O at the end
 //   from  16384    8192 bytes  K and V, ring slot 0
 //   from  24576    8192 bytes  K and V, ring slot 1
-//   from  32768    8192 bytes  K and V, ring slot 2
-//   from  40960    8192 bytes  K and V, ring slot 3
 //
 // templates, with the first 8 digits of their sha256
 //   7ef51f94  device/copy.cuh
@@ -36,6 +35,7 @@
 //   76c2f1b5  device/integers.cuh
 //   1cbf0c76  device/mask.cuh
 //   a77f5b87  device/matmul_mma.cuh
+//   514af4ad  device/order.cuh
 //   56ce5a2e  device/rows.cuh
 //   2371af69  device/softmax_lazy.cuh
 //   94288a38  device/store.cuh
@@ -43,11 +43,11 @@
 //   c2706fe3  device/types.cuh
 //   2655b8fc  device/values_mma.cuh
 //   8792d681  device/words.cuh
-//   66c64720  kernels/v2_fwd.cu
+//   4ee5492d  kernels/v2_fwd.cu
 //   77f6d870  parts/constants.cuh
 //   8a2896d0  parts/main.cu
 //   5a818b86  parts/main_arrays.cuh
-//   ad8df1ec  parts/main_options.cuh
+//   92b4175b  parts/main_options.cuh
 //   337a472a  ptx/cp_async.cuh
 //   42d2ca0a  ptx/cvt_f16x2.cuh
 //   422cf4a7  ptx/ex2.cuh
@@ -62,12 +62,13 @@
 // "none", "deterministic": false, "dtype": "fp16", "head_dim": 128, "head_dim_v": 128, "mask":
 // "causal", "out_dtype": "fp16", "pack_gqa": false, "pass": "fwd", "scales": "none", "softcap":
 // false, "splits": false, "tile": {"block_kv": 32, "block_q": 64, "p_in": "registers", "registers":
-// 160, "stages": 2, "step_kv": 0, "warps": 4}, "varlen": false}, "problem": {"batch": 1, "bias":
-// "none", "causal": true, "deterministic": false, "dtype": "fp16", "head_dim": 128, "head_dim_v":
-// 128, "heads": 32, "incoherent": false, "kv_heads": 32, "out_dtype": "fp16", "pass": "fwd",
-// "scale": 0.08838834764831843, "scales": "tensor", "seq": 4096, "seq_kv": 4096, "softcap": 0.0,
-// "varlen": false, "window": [-1, -1]}, "schema": "fasim.plan/1", "smem_bytes": 49152}
-// ---- the rest of the file has sha256 83c8866f690b499b5bd8373510820a93a1c32ebe9e85d5dde147e53ad4f12947
+// 160, "stages": 1, "step_kv": 0, "warps": 4}, "varlen": false}, "l2_bytes": 75497472, "problem":
+// {"batch": 1, "bias": "none", "causal": true, "deterministic": false, "dtype": "fp16", "head_dim":
+// 128, "head_dim_v": 128, "heads": 32, "incoherent": false, "kv_heads": 32, "out_dtype": "fp16",
+// "pass": "fwd", "scale": 0.08838834764831843, "scales": "tensor", "seq": 4096, "seq_kv": 4096,
+// "softcap": 0.0, "varlen": false, "window": [-1, -1]}, "schema": "fasim.plan/1", "slots": 384,
+// "smem_bytes": 32768}
+// ---- the rest of the file has sha256 21ae4fce7747e7d50bf3fe15b92eb25066c5a606954516701db8c700c3c64760
 // FlashAttention-2, forward (Dao 2023, algorithm 1).
 //
 // One thread block per block of queries. It walks the keys and values once, from the last tile to
@@ -106,7 +107,7 @@ constexpr int kThreads = 32 * kWarps;
 constexpr int kWarpRows = kBlockQ / kWarps;  // a warp owns whole rows, so softmax stays inside it
 constexpr int kRowTiles = kWarpRows / 16;
 constexpr int kRegisters = 160;  // of a thread: so many that as many blocks fit an SM as planned
-constexpr int kSmemBytes = 49152;
+constexpr int kSmemBytes = 32768;
 constexpr bool kCausal = true;
 constexpr int kChunkElements = 16 / int(sizeof(Element));  // of the 16-byte unit of copies
 constexpr float kInfinity = __builtin_huge_valf();
@@ -114,7 +115,7 @@ constexpr float kLn2 = 0.693147180559945f;
 static_assert(kRowTiles * 16 * kWarps == kBlockQ, "every warp owns whole 16-row tiles");
 static_assert(kBlockKV % kStepKV == 0 && kStepKV % 16 == 0, "whole 16-key matrix steps");
 
-constexpr int kSlots = 4;  // ring of tiles in shared memory: K, V, K, V …
+constexpr int kSlots = 2;  // ring of tiles in shared memory: K, V, K, V …
 constexpr int kSlotElements = kBlockKV * (kD > kDV ? kD : kDV);
 constexpr int kQElements = kBlockQ * (kD > kDV ? kD : kDV);  // Q, and O at the end
 
@@ -489,6 +490,21 @@ __device__ __forceinline__ void mask_scores(float (&s)[kRowTiles][kTiles][4], in
   }
 }
 
+// ---- Order --------------------------------------------------------------------------------------
+// Under a causal mask the tiles of a head differ in length, and blocks start in the order of their
+// numbers. So that a launch ends with short ones, heads come in groups, and of a group the longest
+// tiles of all heads start first. Those that fill no group come before the others: their end is in the
+// middle of the launch.
+
+// The number of a block if all blocks of a head came before those of the next, longest first.
+__device__ __forceinline__ int sorted_block(int number, int tiles, int all_heads, int together) {
+  const int head = number / tiles, rest = all_heads % together;
+  const int first_head = head < rest ? 0 : rest + (head - rest) / together * together;
+  const int members = head < rest ? rest : together;
+  const int place = number - first_head * tiles;
+  return (first_head + place % members) * tiles + place / members;
+}
+
 // A row of scores lies in one quad of lanes.
 __device__ __forceinline__ float quad_max(float x) {
   x = fmaxf(x, __shfl_xor_sync(~0u, x, 1));
@@ -670,23 +686,25 @@ __device__ __forceinline__ void store_output(Output* tile, const Accumulator& o,
 // ---- Kernel -------------------------------------------------------------------------------------
 // clang-format off
 extern "C" __global__ void __maxnreg__(kRegisters)
-v2_fwd_sm89_fp16_d128_causal_425833f8(
+v2_fwd_sm89_fp16_d128_causal_fa3f74cf(
     const Element* __restrict__ q, const Element* __restrict__ k, const Element* __restrict__ v,
     Output* __restrict__ o, float* __restrict__ lse, const int heads, const int kv_heads,
-    const int seq_q, const int seq_kv, const Strides q_strides, const Strides k_strides,
-    const Strides v_strides, const Strides o_strides, const float scale_log2) {
+    const int seq_q, const int seq_kv, const int heads_together, const Strides q_strides,
+    const Strides k_strides, const Strides v_strides, const Strides o_strides,
+    const float scale_log2) {
   // clang-format on
   extern __shared__ __align__(128) unsigned char smem_raw[];
   Element* q_tile = reinterpret_cast<Element*>(smem_raw);
 
   // This block's queries. Under a causal mask the blocks with the most keys start first.
   const int q_blocks = (seq_q + kBlockQ - 1) / kBlockQ;
-  const int turn = blockIdx.x % q_blocks;
+  const int block = sorted_block(blockIdx.x, q_blocks, gridDim.x / q_blocks, heads_together);
+  const int turn = block % q_blocks;
   const int first_query = (kCausal ? q_blocks - 1 - turn : turn) * kBlockQ;
   const int rows = min(kBlockQ, seq_q - first_query);
-  const int head = blockIdx.x / q_blocks % heads;
+  const int head = block / q_blocks % heads;
   const int kv_head = head / (heads / kv_heads);
-  const i64 batch = blockIdx.x / q_blocks / heads;
+  const i64 batch = block / q_blocks / heads;
   q += batch * q_strides.batch + head * q_strides.head + first_query * q_strides.seq;
   k += batch * k_strides.batch + kv_head * k_strides.head;
   v += batch * v_strides.batch + kv_head * v_strides.head;
@@ -793,6 +811,11 @@ int main(int argc, char** argv) {
   const Strides o_strides = contiguous(heads, seq_q, kHeadDimV);
 
   const float scale_log2 = 1.442695041f / sqrtf(kHeadDim);
+  int places = 132;  // of blocks at once, as if an SM had two
+  cudaDeviceGetAttribute(&places, cudaDevAttrMultiProcessorCount, 0);
+  places *= 2;
+  const int tiles = (seq_q + kBlockQ - 1) / kBlockQ;
+  const int heads_together = tiles > 0 && tiles < places ? places / tiles : 1;
 
   Element* q = input(rows * kHeadDim, 1);
   Element* k = input(keys * kHeadDim, 2);
@@ -800,7 +823,7 @@ int main(int argc, char** argv) {
   Output* o = device_array<Output>(rows * kHeadDimV);
   float* lse = device_array<float>(rows);
   const int grid = batch * heads * ((seq_q + kBlockQ - 1) / kBlockQ);
-  const auto kernel = v2_fwd_sm89_fp16_d128_causal_425833f8;
+  const auto kernel = v2_fwd_sm89_fp16_d128_causal_fa3f74cf;
   cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSmemBytes);
   cudaEvent_t start, stop;
   cudaEventCreate(&start);
@@ -809,7 +832,8 @@ int main(int argc, char** argv) {
   for (int run = 0; run < 2; ++run) {  // the second one counts
     cudaEventRecord(start);
     kernel<<<grid, kThreads, kSmemBytes>>>(q, k, v, o, lse, heads, kv_heads, seq_q, seq_kv,
-                                           q_strides, k_strides, v_strides, o_strides, scale_log2);
+                                           heads_together, q_strides, k_strides, v_strides,
+                                           o_strides, scale_log2);
     cudaEventRecord(stop);
     cudaEventSynchronize(stop);
     cudaEventElapsedTime(&ms, start, stop);

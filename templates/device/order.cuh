@@ -1,0 +1,14 @@
+// ---- Order --------------------------------------------------------------------------------------
+// Under a causal mask the tiles of a head differ in length, and blocks start in the order of their
+// numbers. So that a launch ends with short ones, heads come in groups, and of a group the longest
+// tiles of all heads start first. Those that fill no group come before the others: their end is in the
+// middle of the launch.
+
+// The number of a block if all blocks of a head came before those of the next, longest first.
+__device__ __forceinline__ int sorted_block(int number, int tiles, int all_heads, int together) {
+  const int head = number / tiles, rest = all_heads % together;
+  const int first_head = head < rest ? 0 : rest + (head - rest) / together * together;
+  const int members = head < rest ? rest : together;
+  const int place = number - first_head * tiles;
+  return (first_head + place % members) * tiles + place / members;
+}
