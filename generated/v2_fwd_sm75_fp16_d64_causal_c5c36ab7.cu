@@ -44,7 +44,7 @@
 //   c2706fe3  device/types.cuh
 //   2655b8fc  device/values_mma.cuh
 //   8792d681  device/words.cuh
-//   4ee5492d  kernels/v2_fwd.cu
+//   0f936829  kernels/v2_fwd.cu
 //   77f6d870  parts/constants.cuh
 //   8a2896d0  parts/main.cu
 //   5a818b86  parts/main_arrays.cuh
@@ -68,7 +68,7 @@
 // "fp16", "pass": "fwd", "scale": 0.125, "scales": "tensor", "seq": 4096, "seq_kv": 4096,
 // "softcap": 0.0, "varlen": false, "window": [-1, -1]}, "schema": "fasim.plan/1", "slots": 80,
 // "smem_bytes": 32768}
-// ---- the rest of the file has sha256 42499cde4302d70ea64fac14dec23218d2717ef1afd7fe1eea5b8c4c928a9521
+// ---- the rest of the file has sha256 29bc9f555e0a48c554c6c9a04d869dff49c018d085f2dc3e911b52b61bd685dc
 // FlashAttention-2, forward (Dao 2023, algorithm 1).
 //
 // One thread block per block of queries. It walks the keys and values once, from the last tile to
@@ -671,7 +671,7 @@ v2_fwd_sm75_fp16_d64_causal_c5c36ab7(
 
   // This block's queries. Under a causal mask the blocks with the most keys start first.
   const int q_blocks = (seq_q + kBlockQ - 1) / kBlockQ;
-  const int block = sorted_block(blockIdx.x, q_blocks, gridDim.x / q_blocks, heads_together);
+  const u32 block = sorted_block(blockIdx.x, q_blocks, gridDim.x / q_blocks, heads_together);
   const int turn = block % q_blocks;
   const int first_query = (kCausal ? q_blocks - 1 - turn : turn) * kBlockQ;
   const int rows = min(kBlockQ, seq_q - first_query);

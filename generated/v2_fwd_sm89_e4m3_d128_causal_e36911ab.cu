@@ -48,7 +48,7 @@
 //   80063cad  device/values_e4m3.cuh
 //   8715e91b  device/weights_e4m3.cuh
 //   8792d681  device/words.cuh
-//   4ee5492d  kernels/v2_fwd.cu
+//   0f936829  kernels/v2_fwd.cu
 //   77f6d870  parts/constants.cuh
 //   8a2896d0  parts/main.cu
 //   5a818b86  parts/main_arrays.cuh
@@ -74,7 +74,7 @@
 // "bf16", "pass": "fwd", "scale": 0.08838834764831843, "scales": "head", "seq": 4096, "seq_kv":
 // 4096, "softcap": 0.0, "varlen": false, "window": [-1, -1]}, "schema": "fasim.plan/1", "slots":
 // 256, "smem_bytes": 49152}
-// ---- the rest of the file has sha256 61b807498d5e3427afb6bb042e691ad498c9a2b593e9e6b476bacc8efa3135a6
+// ---- the rest of the file has sha256 d2b9235d2b90949c860433c1e085d1ff100ca8debe9ee5f09aeceb99438b8573
 // FlashAttention-2, forward (Dao 2023, algorithm 1).
 //
 // One thread block per block of queries. It walks the keys and values once, from the last tile to
@@ -709,7 +709,7 @@ v2_fwd_sm89_e4m3_d128_causal_e36911ab(
 
   // This block's queries. Under a causal mask the blocks with the most keys start first.
   const int q_blocks = (seq_q + kBlockQ - 1) / kBlockQ;
-  const int block = sorted_block(blockIdx.x, q_blocks, gridDim.x / q_blocks, heads_together);
+  const u32 block = sorted_block(blockIdx.x, q_blocks, gridDim.x / q_blocks, heads_together);
   const int turn = block % q_blocks;
   const int first_query = (kCausal ? q_blocks - 1 - turn : turn) * kBlockQ;
   const int rows = min(kBlockQ, seq_q - first_query);

@@ -43,7 +43,7 @@
 //   c2706fe3  device/types.cuh
 //   2655b8fc  device/values_mma.cuh
 //   8792d681  device/words.cuh
-//   4ee5492d  kernels/v2_fwd.cu
+//   0f936829  kernels/v2_fwd.cu
 //   77f6d870  parts/constants.cuh
 //   8a2896d0  parts/main.cu
 //   5a818b86  parts/main_arrays.cuh
@@ -68,7 +68,7 @@
 // "bf16", "pass": "fwd", "scale": 0.08838834764831843, "scales": "tensor", "seq": 8192, "seq_kv":
 // 8192, "softcap": 0.0, "varlen": false, "window": [-1, -1]}, "schema": "fasim.plan/1", "slots":
 // 264, "smem_bytes": 65536}
-// ---- the rest of the file has sha256 7ec1d342c6659162577e2432109f79a47743ff20a0dad55ff225ff539316a792
+// ---- the rest of the file has sha256 b23b2b987de8a02d1d457d42304926d34e90bd5c64f4e409efdab68e67623521
 // FlashAttention-2, forward (Dao 2023, algorithm 1).
 //
 // One thread block per block of queries. It walks the keys and values once, from the last tile to
@@ -699,7 +699,7 @@ v2_fwd_sm90_bf16_d128_causal_4c013b9b(
 
   // This block's queries. Under a causal mask the blocks with the most keys start first.
   const int q_blocks = (seq_q + kBlockQ - 1) / kBlockQ;
-  const int block = sorted_block(blockIdx.x, q_blocks, gridDim.x / q_blocks, heads_together);
+  const u32 block = sorted_block(blockIdx.x, q_blocks, gridDim.x / q_blocks, heads_together);
   const int turn = block % q_blocks;
   const int first_query = (kCausal ? q_blocks - 1 - turn : turn) * kBlockQ;
   const int rows = min(kBlockQ, seq_q - first_query);

@@ -48,7 +48,7 @@
 //   2655b8fc  device/values_mma.cuh
 //   22b08741  device/varlen.cuh
 //   8792d681  device/words.cuh
-//   4ee5492d  kernels/v2_fwd.cu
+//   0f936829  kernels/v2_fwd.cu
 //   77f6d870  parts/constants.cuh
 //   8a2896d0  parts/main.cu
 //   5a818b86  parts/main_arrays.cuh
@@ -73,7 +73,7 @@
 // "bf16", "pass": "fwd", "scale": 0.08838834764831843, "scales": "tensor", "seq": 4096, "seq_kv":
 // 4096, "softcap": 0.0, "varlen": true, "window": [-1, -1]}, "schema": "fasim.plan/1", "slots":
 // 264, "smem_bytes": 81920}
-// ---- the rest of the file has sha256 50342c51e3fa212f252b9cfe5da5e0b2979fc1a918c9df4f4660a0ed4226d73c
+// ---- the rest of the file has sha256 7b2d5ef985e6ed9589641eaf8776fddce045fc6731fe4728f45c79a892201f8c
 // FlashAttention-2, forward (Dao 2023, algorithm 1).
 //
 // One thread block per block of queries. It walks the keys and values once, from the last tile to
@@ -717,7 +717,7 @@ v2_fwd_sm90_bf16_d128_causal_varlen_a9b1d56b(
 
   // This block's queries. Under a causal mask the blocks with the most keys start first.
   const int q_blocks = (longest_q + kBlockQ - 1) / kBlockQ;
-  const int block = sorted_block(blockIdx.x, q_blocks, gridDim.x / q_blocks, heads_together);
+  const u32 block = sorted_block(blockIdx.x, q_blocks, gridDim.x / q_blocks, heads_together);
   const int turn = block % q_blocks;
   const int first_query = (kCausal ? q_blocks - 1 - turn : turn) * kBlockQ;
   const int batch_index = block / q_blocks / heads;

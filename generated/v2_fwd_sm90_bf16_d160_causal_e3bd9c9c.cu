@@ -45,7 +45,7 @@
 //   c2706fe3  device/types.cuh
 //   2655b8fc  device/values_mma.cuh
 //   8792d681  device/words.cuh
-//   4ee5492d  kernels/v2_fwd.cu
+//   0f936829  kernels/v2_fwd.cu
 //   77f6d870  parts/constants.cuh
 //   8a2896d0  parts/main.cu
 //   5a818b86  parts/main_arrays.cuh
@@ -70,7 +70,7 @@
 // "out_dtype": "bf16", "pass": "fwd", "scale": 0.07905694150420949, "scales": "tensor", "seq":
 // 4096, "seq_kv": 4096, "softcap": 0.0, "varlen": false, "window": [-1, -1]}, "schema":
 // "fasim.plan/1", "slots": 264, "smem_bytes": 81920}
-// ---- the rest of the file has sha256 fd4f807b8b7949de36ecfcfc423fcb93aea1dcbe45ff599cb9529ded129bea91
+// ---- the rest of the file has sha256 30096aa35e14176271c2bc0bf4a62b42112c18f099990088ad1d2ada67d11183
 // FlashAttention-2, forward (Dao 2023, algorithm 1).
 //
 // One thread block per block of queries. It walks the keys and values once, from the last tile to
@@ -704,7 +704,7 @@ v2_fwd_sm90_bf16_d160_causal_e3bd9c9c(
 
   // This block's queries. Under a causal mask the blocks with the most keys start first.
   const int q_blocks = (seq_q + kBlockQ - 1) / kBlockQ;
-  const int block = sorted_block(blockIdx.x, q_blocks, gridDim.x / q_blocks, heads_together);
+  const u32 block = sorted_block(blockIdx.x, q_blocks, gridDim.x / q_blocks, heads_together);
   const int turn = block % q_blocks;
   const int first_query = (kCausal ? q_blocks - 1 - turn : turn) * kBlockQ;
   const int rows = min(kBlockQ, seq_q - first_query);

@@ -43,7 +43,7 @@
 //   6364541a  device/tile.cuh
 //   c2706fe3  device/types.cuh
 //   8792d681  device/words.cuh
-//   4ee5492d  kernels/v2_fwd.cu
+//   0f936829  kernels/v2_fwd.cu
 //   77f6d870  parts/constants.cuh
 //   8a2896d0  parts/main.cu
 //   5a818b86  parts/main_arrays.cuh
@@ -65,7 +65,7 @@
 // "fp32", "pass": "fwd", "scale": 0.125, "scales": "tensor", "seq": 4096, "seq_kv": 4096,
 // "softcap": 0.0, "varlen": false, "window": [-1, -1]}, "schema": "fasim.plan/1", "slots": 264,
 // "smem_bytes": 65536}
-// ---- the rest of the file has sha256 9dd1cb683166f29e3a3d2d16dfb3f29ce022a5d5f8b0a4f5086ab0e8d0e930f8
+// ---- the rest of the file has sha256 b7e63cb8f7c63bf993193ba0e41c83f8a2977dde5b6f3aea18a699a3d9c20da9
 // FlashAttention-2, forward (Dao 2023, algorithm 1).
 //
 // One thread block per block of queries. It walks the keys and values once, from the last tile to
@@ -612,7 +612,7 @@ v2_fwd_sm90_fp32_d64_causal_c48e90f5(
 
   // This block's queries. Under a causal mask the blocks with the most keys start first.
   const int q_blocks = (seq_q + kBlockQ - 1) / kBlockQ;
-  const int block = sorted_block(blockIdx.x, q_blocks, gridDim.x / q_blocks, heads_together);
+  const u32 block = sorted_block(blockIdx.x, q_blocks, gridDim.x / q_blocks, heads_together);
   const int turn = block % q_blocks;
   const int first_query = (kCausal ? q_blocks - 1 - turn : turn) * kBlockQ;
   const int rows = min(kBlockQ, seq_q - first_query);

@@ -690,7 +690,7 @@ function makeModel(C, GPUS) {
   }
 
   function makespan(f, law, blocks) {
-    const { r, t, v, variant } = f;
+    const { p, r, t, v, variant } = f;
     if (!blocks) return 0;
     const resident = clamp(ceilDiv(blocks, r.sms), 1, t.blocks), mean = block(f, law, resident);
     const sorted = isV3(variant) || (variant === "v2" && p.mask === "causal");

@@ -111,7 +111,7 @@ $(parameters(kernel))) {
   // This block's queries. Under a causal mask the blocks with the most keys start first.
   const int q_blocks = ($(longest_q(kernel)) + kBlockQ - 1) / kBlockQ;
 //% if kernel.longest_first
-  const int block = sorted_block(blockIdx.x, q_blocks, gridDim.x / q_blocks, heads_together);
+  const u32 block = sorted_block(blockIdx.x, q_blocks, gridDim.x / q_blocks, heads_together);
 //% endif
   const int turn = $(block) % q_blocks;
 //% if kernel.mask == "window"
