@@ -88,7 +88,9 @@ LAZY_DTYPES = ("fp16", "bf16")  # V2 moves their softmax reference only where a 
 FORMS = ("ordered", "second_pass")
 V3 = ("v3", "v3_packed")  # variants: a tile's rows are the queries of a head, or of all of a group
 PACKINGS = ("packed", "unpacked")
-LONGEST_FIRST = (("v2", "fwd"),)  # variants that start the longest tiles of several heads first
+# Variants that start the longest tiles of several heads first. Where additions are ordered, a block
+# waits for others of its head, which have an order of their own.
+LONGEST_FIRST = (("v2", "fwd"), ("v2", "bwd"), ("v2_second_pass", "bwd"))
 ABREAST = 16  # heads whose blocks start side by side where additions are ordered
 LONG_ROW = 128  # columns; longer rows have a form of their own where they are no power of two
 BACKWARD_STAGES = 2  # tiles of Q and dO in shared memory, one more where two warps share keys
@@ -742,13 +744,14 @@ class Plan:
         return problem.group if self.kernel.pass_ == "fwd" else 1
 
     def _walked(self, problem: Problem) -> int:
-        """Bytes that all blocks of a head walk: K and V; backward Q, dO, L, D and dQ in fp32 of
-        all heads that share its keys."""
+        """Bytes that all blocks of a head walk: K and V; backward Q, dO, L, D and perhaps dQ in
+        fp32 of all heads that share its keys."""
         p = problem
         row = (p.head_dim + p.head_dim_v) * DTYPE_BYTES[self.kernel.dtype]
         if self.kernel.pass_ == "fwd":
             return p.seq_kv * row
-        return p.group * p.seq * (row + 8 + 4 * padded(p.head_dim, self.kernel.dtype))
+        dq = 4 * padded(p.head_dim, self.kernel.dtype) * (self.kernel.dq == "atomic")
+        return p.group * p.seq * (row + 8 + dq)
 
     def _inputs(
         self, problem: Problem, shapes: Mapping[str, tuple[int, ...]], tokens: tuple[int, int]

@@ -22,6 +22,7 @@
 //   i32    kv_heads    1
 //   i32    seq_q       4096
 //   i32    seq_kv      4096
+//   i32    heads_together  1
 //   i64x3  q_strides   (262144, 131072, 32)
 //   i64x3  k_strides   (131072, 131072, 32)
 //   i64x3  v_strides   (131072, 131072, 32)
@@ -46,6 +47,7 @@
 //   76c2f1b5  device/integers.cuh
 //   fdef4f85  device/last_key.cuh
 //   354a138d  device/matmul_bwd.cuh
+//   514af4ad  device/order.cuh
 //   3b107c3b  device/query_rows.cuh
 //   cb1e2090  device/row_products.cuh
 //   577ba899  device/score_gradient.cuh
@@ -53,12 +55,12 @@
 //   6364541a  device/tile.cuh
 //   c2706fe3  device/types.cuh
 //   8792d681  device/words.cuh
-//   1d35685f  kernels/v2_bwd.cu
+//   09babd09  kernels/v2_bwd.cu
 //   c3ce054e  parts/constants_bwd.cuh
 //   5a818b86  parts/main_arrays.cuh
 //   b86622cb  parts/main_bwd.cu
 //   92b4175b  parts/main_options.cuh
-//   ddede940  parts/second_pass.cu
+//   bb717dd6  parts/second_pass.cu
 //   337a472a  ptx/cp_async.cuh
 //   33562fdf  ptx/cvt_bf16x2.cuh
 //   422cf4a7  ptx/ex2.cuh
@@ -73,12 +75,12 @@
 // "head_dim_v": 32, "mask": "causal", "out_dtype": "bf16", "pack_gqa": false, "pass": "bwd",
 // "scales": "none", "softcap": false, "splits": false, "tile": {"block_kv": 64, "block_q": 128,
 // "p_in": "registers", "registers": 255, "stages": 2, "step_kv": 0, "warps": 2}, "varlen": false},
-// "problem": {"batch": 1, "bias": "none", "causal": true, "deterministic": true, "dtype": "bf16",
-// "head_dim": 32, "head_dim_v": 32, "heads": 2, "incoherent": false, "kv_heads": 1, "out_dtype":
-// "bf16", "pass": "bwd", "scale": 0.17677669529663687, "scales": "tensor", "seq": 4096, "seq_kv":
-// 4096, "softcap": 0.0, "varlen": false, "window": [-1, -1]}, "schema": "fasim.plan/1",
-// "smem_bytes": 43008}
-// ---- the rest of the file has sha256 1df212b24d72e85cb5ae92b932126a81d7d9434f60eed5eabff74ef623064518
+// "l2_bytes": 41943040, "problem": {"batch": 1, "bias": "none", "causal": true, "deterministic":
+// true, "dtype": "bf16", "head_dim": 32, "head_dim_v": 32, "heads": 2, "incoherent": false,
+// "kv_heads": 1, "out_dtype": "bf16", "pass": "bwd", "scale": 0.17677669529663687, "scales":
+// "tensor", "seq": 4096, "seq_kv": 4096, "softcap": 0.0, "varlen": false, "window": [-1, -1]},
+// "schema": "fasim.plan/1", "slots": 216, "smem_bytes": 43008}
+// ---- the rest of the file has sha256 20f6d529b40be14cd79f4afe67202adcba67aa51ee18f97180d03bbe5e14ecfd
 // FlashAttention-2, backward (Dao 2023, algorithm 2).
 //
 // Three kernels, launched one after the other with the same arguments:
@@ -661,6 +663,21 @@ __device__ __forceinline__ void mask_rows(Scores<kPartQ>& ds, int query, int key
   }
 }
 
+// ---- Order --------------------------------------------------------------------------------------
+// Under a causal mask the tiles of a head differ in length, and blocks start in the order of their
+// numbers. So that a launch ends with short ones, heads come in groups, and of a group the longest
+// tiles of all heads start first. Those that fill no group come before the others: their end is in the
+// middle of the launch.
+
+// The number of a block if all blocks of a head came before those of the next, longest first.
+__device__ __forceinline__ int sorted_block(int number, int tiles, int all_heads, int together) {
+  const int head = number / tiles, rest = all_heads % together;
+  const int first_head = head < rest ? 0 : rest + (head - rest) / together * together;
+  const int members = head < rest ? rest : together;
+  const int place = number - first_head * tiles;
+  return (first_head + place % members) * tiles + place / members;
+}
+
 // ---- Output -------------------------------------------------------------------------------------
 __device__ __forceinline__ void store_pair(Element* to, float x, float y) {
   *reinterpret_cast<u32*>(to) = ptx::cvt_bf16x2(x, y);
@@ -747,8 +764,9 @@ v2_bwd_sm80_bf16_d32_causal_secondpass_8696b9f6_prepare(
     const Element* __restrict__ o, const Element* __restrict__ dO, const float* __restrict__ lse,
     float* __restrict__ delta, Element* __restrict__ dq, Element* __restrict__ dk,
     Element* __restrict__ dv, const int heads, const int kv_heads, const int seq_q,
-    const int seq_kv, const Strides q_strides, const Strides k_strides, const Strides v_strides,
-    const Strides o_strides, const Strides do_strides, const float scale_log2, const float scale) {
+    const int seq_kv, const int heads_together, const Strides q_strides, const Strides k_strides,
+    const Strides v_strides, const Strides o_strides, const Strides do_strides,
+    const float scale_log2, const float scale) {
   // clang-format on
   const int q_blocks = (seq_q + kBlockQ - 1) / kBlockQ;
   const int first = blockIdx.x % q_blocks * kBlockQ;
@@ -772,8 +790,9 @@ v2_bwd_sm80_bf16_d32_causal_secondpass_8696b9f6(
     const Element* __restrict__ o, const Element* __restrict__ dO, const float* __restrict__ lse,
     float* __restrict__ delta, Element* __restrict__ dq, Element* __restrict__ dk,
     Element* __restrict__ dv, const int heads, const int kv_heads, const int seq_q,
-    const int seq_kv, const Strides q_strides, const Strides k_strides, const Strides v_strides,
-    const Strides o_strides, const Strides do_strides, const float scale_log2, const float scale) {
+    const int seq_kv, const int heads_together, const Strides q_strides, const Strides k_strides,
+    const Strides v_strides, const Strides o_strides, const Strides do_strides,
+    const float scale_log2, const float scale) {
   // clang-format on
   extern __shared__ __align__(128) unsigned char smem_raw[];
   Element* k_tile = reinterpret_cast<Element*>(smem_raw);
@@ -784,9 +803,10 @@ v2_bwd_sm80_bf16_d32_causal_secondpass_8696b9f6(
 
   // This block's keys. Under a causal mask the first ones are seen by the most queries.
   const int kv_tiles = (seq_kv + kBlockKV - 1) / kBlockKV;
-  const int first_key = blockIdx.x % kv_tiles * kBlockKV;
-  const int kv_head = blockIdx.x / kv_tiles % kv_heads;
-  const i64 batch = blockIdx.x / kv_tiles / kv_heads;
+  const u32 block = sorted_block(blockIdx.x, kv_tiles, gridDim.x / kv_tiles, heads_together);
+  const int first_key = block % kv_tiles * kBlockKV;
+  const int kv_head = block / kv_tiles % kv_heads;
+  const i64 batch = block / kv_tiles / kv_heads;
   const int keys = min(kBlockKV, seq_kv - first_key);
   k += batch * k_strides.batch + kv_head * k_strides.head + first_key * k_strides.seq;
   v += batch * v_strides.batch + kv_head * v_strides.head + first_key * v_strides.seq;
@@ -879,8 +899,9 @@ v2_bwd_sm80_bf16_d32_causal_secondpass_8696b9f6_queries(
     const Element* __restrict__ o, const Element* __restrict__ dO, const float* __restrict__ lse,
     float* __restrict__ delta, Element* __restrict__ dq, Element* __restrict__ dk,
     Element* __restrict__ dv, const int heads, const int kv_heads, const int seq_q,
-    const int seq_kv, const Strides q_strides, const Strides k_strides, const Strides v_strides,
-    const Strides o_strides, const Strides do_strides, const float scale_log2, const float scale) {
+    const int seq_kv, const int heads_together, const Strides q_strides, const Strides k_strides,
+    const Strides v_strides, const Strides o_strides, const Strides do_strides,
+    const float scale_log2, const float scale) {
   // clang-format on
   extern __shared__ __align__(128) unsigned char smem_raw[];
   Element* q_tile = reinterpret_cast<Element*>(smem_raw);
@@ -888,8 +909,10 @@ v2_bwd_sm80_bf16_d32_causal_secondpass_8696b9f6_queries(
   Element* slots = do_tile + kBlockKV * kDV;  // tiles of K and V
   // This block's queries. Under a causal mask the last ones see the most keys.
   const int q_blocks = (seq_q + kBlockKV - 1) / kBlockKV;
-  const int first_query = (q_blocks - 1 - blockIdx.x % q_blocks) * kBlockKV;
-  const i64 batch = blockIdx.x / q_blocks / heads, head = blockIdx.x / q_blocks % heads;
+  const int together = heads_together * (heads / kv_heads);
+  const u32 block = sorted_block(blockIdx.x, q_blocks, gridDim.x / q_blocks, together);
+  const int first_query = (q_blocks - 1 - block % q_blocks) * kBlockKV;
+  const i64 batch = block / q_blocks / heads, head = block / q_blocks % heads;
   const i64 kv_head = head / (heads / kv_heads);
   const int rows = min(kBlockKV, seq_q - first_query);
   const i64 first_row = (batch * heads + head) * seq_q + first_query;
@@ -1004,6 +1027,11 @@ int main(int argc, char** argv) {
   const int kv_grid = batch * kv_heads * ((seq_kv + kBlockKV - 1) / kBlockKV);
 
   const float scale_log2 = 1.442695041f / sqrtf(kHeadDim);
+  int places = 132;  // of blocks at once, as if an SM had two
+  cudaDeviceGetAttribute(&places, cudaDevAttrMultiProcessorCount, 0);
+  places *= 2;
+  const int tiles = (seq_kv + kBlockKV - 1) / kBlockKV;
+  const int heads_together = tiles > 0 && tiles < places ? places / tiles : 1;
 
   Element* q = input(rows * kHeadDim, 1);
   Element* k = input(keys * kHeadDim, 2);
@@ -1024,8 +1052,8 @@ int main(int argc, char** argv) {
   const auto launch = [&](auto entry, int grid, int smem_bytes) {
     // clang-format off
     entry<<<grid, kThreads, smem_bytes>>>(
-        q, k, v, o, dO, lse, delta, dq, dk, dv, heads, kv_heads, seq_q, seq_kv, q_strides,
-        k_strides, v_strides, o_strides, do_strides, scale_log2, scale);
+        q, k, v, o, dO, lse, delta, dq, dk, dv, heads, kv_heads, seq_q, seq_kv, heads_together,
+        q_strides, k_strides, v_strides, o_strides, do_strides, scale_log2, scale);
     // clang-format on
   };
   cudaEvent_t start, stop;

@@ -26,6 +26,7 @@
 //   i32    longest_q   4096
 //   i32    longest_k   4096
 //   i32    total_q     65536
+//   i32    heads_together  8
 //   i64x3  q_strides   (0, 64, 2048)
 //   i64x3  k_strides   (0, 64, 512)
 //   i64x3  v_strides   (0, 64, 512)
@@ -52,6 +53,7 @@
 //   f0c63492  device/copy_async.cuh
 //   76c2f1b5  device/integers.cuh
 //   354a138d  device/matmul_bwd.cuh
+//   514af4ad  device/order.cuh
 //   3f4ebe3a  device/query_gradient.cuh
 //   d68be398  device/query_gradient_mma.cuh
 //   cb1e2090  device/row_products.cuh
@@ -61,7 +63,7 @@
 //   c2706fe3  device/types.cuh
 //   22b08741  device/varlen.cuh
 //   8792d681  device/words.cuh
-//   1d35685f  kernels/v2_bwd.cu
+//   09babd09  kernels/v2_bwd.cu
 //   c3ce054e  parts/constants_bwd.cuh
 //   5a818b86  parts/main_arrays.cuh
 //   b86622cb  parts/main_bwd.cu
@@ -80,12 +82,13 @@
 // "bias": "none", "deterministic": false, "dtype": "bf16", "head_dim": 64, "head_dim_v": 64,
 // "mask": "causal", "out_dtype": "bf16", "pack_gqa": false, "pass": "bwd", "scales": "none",
 // "softcap": false, "splits": false, "tile": {"block_kv": 128, "block_q": 64, "p_in": "registers",
-// "registers": 255, "stages": 2, "step_kv": 0, "warps": 4}, "varlen": true}, "problem": {"batch":
-// 16, "bias": "none", "causal": true, "deterministic": false, "dtype": "bf16", "head_dim": 64,
-// "head_dim_v": 64, "heads": 32, "incoherent": false, "kv_heads": 8, "out_dtype": "bf16", "pass":
-// "bwd", "scale": 0.125, "scales": "tensor", "seq": 4096, "seq_kv": 4096, "softcap": 0.0, "varlen":
-// true, "window": [-1, -1]}, "schema": "fasim.plan/1", "smem_bytes": 99328}
-// ---- the rest of the file has sha256 e908e53a656dd3fa254f72d07f93b0d26e6e8d89bcc1647220edf5a0ec0af928
+// "registers": 255, "stages": 2, "step_kv": 0, "warps": 4}, "varlen": true}, "l2_bytes": 62914560,
+// "problem": {"batch": 16, "bias": "none", "causal": true, "deterministic": false, "dtype": "bf16",
+// "head_dim": 64, "head_dim_v": 64, "heads": 32, "incoherent": false, "kv_heads": 8, "out_dtype":
+// "bf16", "pass": "bwd", "scale": 0.125, "scales": "tensor", "seq": 4096, "seq_kv": 4096,
+// "softcap": 0.0, "varlen": true, "window": [-1, -1]}, "schema": "fasim.plan/1", "slots": 264,
+// "smem_bytes": 99328}
+// ---- the rest of the file has sha256 57407a126e03c29bab3a5566aa32970283911a3dc151d3439aef7073ad711740
 // FlashAttention-2, backward (Dao 2023, algorithm 2).
 //
 // Three kernels, launched one after the other with the same arguments:
@@ -703,6 +706,21 @@ __device__ __forceinline__ void add_query_gradient(float* dq_tile, const Element
   }
 }
 
+// ---- Order --------------------------------------------------------------------------------------
+// Under a causal mask the tiles of a head differ in length, and blocks start in the order of their
+// numbers. So that a launch ends with short ones, heads come in groups, and of a group the longest
+// tiles of all heads start first. Those that fill no group come before the others: their end is in the
+// middle of the launch.
+
+// The number of a block if all blocks of a head came before those of the next, longest first.
+__device__ __forceinline__ int sorted_block(int number, int tiles, int all_heads, int together) {
+  const int head = number / tiles, rest = all_heads % together;
+  const int first_head = head < rest ? 0 : rest + (head - rest) / together * together;
+  const int members = head < rest ? rest : together;
+  const int place = number - first_head * tiles;
+  return (first_head + place % members) * tiles + place / members;
+}
+
 // ---- Output -------------------------------------------------------------------------------------
 __device__ __forceinline__ void store_pair(Element* to, float x, float y) {
   *reinterpret_cast<u32*>(to) = ptx::cvt_bf16x2(x, y);
@@ -790,9 +808,9 @@ v2_bwd_sm90_bf16_d64_causal_varlen_2a0abc2f_prepare(
     float* __restrict__ delta, float* __restrict__ dq_acc, Element* __restrict__ dq,
     Element* __restrict__ dk, Element* __restrict__ dv, const int* __restrict__ cu_seqlens_q,
     const int* __restrict__ cu_seqlens_k, const int heads, const int kv_heads, const int longest_q,
-    const int longest_k, const int total_q, const Strides q_strides, const Strides k_strides,
-    const Strides v_strides, const Strides o_strides, const Strides do_strides,
-    const float scale_log2, const float scale) {
+    const int longest_k, const int total_q, const int heads_together, const Strides q_strides,
+    const Strides k_strides, const Strides v_strides, const Strides o_strides,
+    const Strides do_strides, const float scale_log2, const float scale) {
   // clang-format on
   const int q_blocks = (longest_q + kBlockQ - 1) / kBlockQ;
   const int first = blockIdx.x % q_blocks * kBlockQ;
@@ -827,9 +845,9 @@ v2_bwd_sm90_bf16_d64_causal_varlen_2a0abc2f(
     float* __restrict__ delta, float* __restrict__ dq_acc, Element* __restrict__ dq,
     Element* __restrict__ dk, Element* __restrict__ dv, const int* __restrict__ cu_seqlens_q,
     const int* __restrict__ cu_seqlens_k, const int heads, const int kv_heads, const int longest_q,
-    const int longest_k, const int total_q, const Strides q_strides, const Strides k_strides,
-    const Strides v_strides, const Strides o_strides, const Strides do_strides,
-    const float scale_log2, const float scale) {
+    const int longest_k, const int total_q, const int heads_together, const Strides q_strides,
+    const Strides k_strides, const Strides v_strides, const Strides o_strides,
+    const Strides do_strides, const float scale_log2, const float scale) {
   // clang-format on
   extern __shared__ __align__(128) unsigned char smem_raw[];
   Element* k_tile = reinterpret_cast<Element*>(smem_raw);
@@ -840,9 +858,10 @@ v2_bwd_sm90_bf16_d64_causal_varlen_2a0abc2f(
 
   // This block's keys. Under a causal mask the first ones are seen by the most queries.
   const int kv_tiles = (longest_k + kBlockKV - 1) / kBlockKV;
-  const int first_key = blockIdx.x % kv_tiles * kBlockKV;
-  const int kv_head = blockIdx.x / kv_tiles % kv_heads;
-  const i64 batch = blockIdx.x / kv_tiles / kv_heads;
+  const u32 block = sorted_block(blockIdx.x, kv_tiles, gridDim.x / kv_tiles, heads_together);
+  const int first_key = block % kv_tiles * kBlockKV;
+  const int kv_head = block / kv_tiles % kv_heads;
+  const i64 batch = block / kv_tiles / kv_heads;
   const Sequence sequence = sequence_at(cu_seqlens_q, cu_seqlens_k, batch);
   const int seq_q = sequence.seq_q, seq_kv = sequence.seq_kv;
   if (first_key >= seq_kv) return;  // the grid is for the longest
@@ -955,9 +974,9 @@ v2_bwd_sm90_bf16_d64_causal_varlen_2a0abc2f_finish(
     float* __restrict__ delta, float* __restrict__ dq_acc, Element* __restrict__ dq,
     Element* __restrict__ dk, Element* __restrict__ dv, const int* __restrict__ cu_seqlens_q,
     const int* __restrict__ cu_seqlens_k, const int heads, const int kv_heads, const int longest_q,
-    const int longest_k, const int total_q, const Strides q_strides, const Strides k_strides,
-    const Strides v_strides, const Strides o_strides, const Strides do_strides,
-    const float scale_log2, const float scale) {
+    const int longest_k, const int total_q, const int heads_together, const Strides q_strides,
+    const Strides k_strides, const Strides v_strides, const Strides o_strides,
+    const Strides do_strides, const float scale_log2, const float scale) {
   // clang-format on
   const int q_blocks = (longest_q + kBlockQ - 1) / kBlockQ;
   const int first = blockIdx.x % q_blocks * kBlockQ;
@@ -1045,6 +1064,11 @@ int main(int argc, char** argv) {
   const int longest_q = seq_q, longest_k = seq_kv, total_q = batch * seq_q;
   const int* cu_seqlens_q = made<int>(batch + 1, [&](i64 i) { return int(i * seq_q); });
   const int* cu_seqlens_k = made<int>(batch + 1, [&](i64 i) { return int(i * seq_kv); });
+  int places = 132;  // of blocks at once, as if an SM had two
+  cudaDeviceGetAttribute(&places, cudaDevAttrMultiProcessorCount, 0);
+  places *= 2;
+  const int tiles = (seq_kv + kBlockKV - 1) / kBlockKV;
+  const int heads_together = tiles > 0 && tiles < places ? places / tiles : 1;
 
   Element* q = input(rows * kHeadDim, 1);
   Element* k = input(keys * kHeadDim, 2);
@@ -1066,8 +1090,8 @@ int main(int argc, char** argv) {
     // clang-format off
     entry<<<grid, kThreads, smem_bytes>>>(
         q, k, v, o, dO, lse, delta, dq_acc, dq, dk, dv, cu_seqlens_q, cu_seqlens_k, heads, kv_heads,
-        longest_q, longest_k, total_q, q_strides, k_strides, v_strides, o_strides, do_strides,
-        scale_log2, scale);
+        longest_q, longest_k, total_q, heads_together, q_strides, k_strides, v_strides, o_strides,
+        do_strides, scale_log2, scale);
     // clang-format on
   };
   cudaEvent_t start, stop;

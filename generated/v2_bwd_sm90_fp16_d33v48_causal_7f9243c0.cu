@@ -23,6 +23,7 @@
 //   i32    kv_heads    16
 //   i32    seq_q       1000
 //   i32    seq_kv      1000
+//   i32    heads_together  16
 //   i64x3  q_strides   (528000, 33000, 33)
 //   i64x3  k_strides   (528000, 33000, 33)
 //   i64x3  v_strides   (768000, 48000, 48)
@@ -49,6 +50,7 @@
 //   f0c63492  device/copy_async.cuh
 //   76c2f1b5  device/integers.cuh
 //   354a138d  device/matmul_bwd.cuh
+//   514af4ad  device/order.cuh
 //   3f4ebe3a  device/query_gradient.cuh
 //   d68be398  device/query_gradient_mma.cuh
 //   cb1e2090  device/row_products.cuh
@@ -57,7 +59,7 @@
 //   6364541a  device/tile.cuh
 //   c2706fe3  device/types.cuh
 //   8792d681  device/words.cuh
-//   1d35685f  kernels/v2_bwd.cu
+//   09babd09  kernels/v2_bwd.cu
 //   c3ce054e  parts/constants_bwd.cuh
 //   5a818b86  parts/main_arrays.cuh
 //   b86622cb  parts/main_bwd.cu
@@ -77,12 +79,13 @@
 // "bias": "none", "deterministic": false, "dtype": "fp16", "head_dim": 33, "head_dim_v": 48,
 // "mask": "causal", "out_dtype": "fp16", "pack_gqa": false, "pass": "bwd", "scales": "none",
 // "softcap": false, "splits": false, "tile": {"block_kv": 64, "block_q": 128, "p_in": "registers",
-// "registers": 255, "stages": 2, "step_kv": 0, "warps": 4}, "varlen": false}, "problem": {"batch":
-// 1, "bias": "none", "causal": true, "deterministic": false, "dtype": "fp16", "head_dim": 33,
-// "head_dim_v": 48, "heads": 16, "incoherent": false, "kv_heads": 16, "out_dtype": "fp16", "pass":
-// "bwd", "scale": 0.17407765595569785, "scales": "tensor", "seq": 1000, "seq_kv": 1000, "softcap":
-// 0.0, "varlen": false, "window": [-1, -1]}, "schema": "fasim.plan/1", "smem_bytes": 96256}
-// ---- the rest of the file has sha256 03b1f2899b8c93a067a23236b68c74a7bc6275fea3c0c4d3a4396241d69f9629
+// "registers": 255, "stages": 2, "step_kv": 0, "warps": 4}, "varlen": false}, "l2_bytes": 62914560,
+// "problem": {"batch": 1, "bias": "none", "causal": true, "deterministic": false, "dtype": "fp16",
+// "head_dim": 33, "head_dim_v": 48, "heads": 16, "incoherent": false, "kv_heads": 16, "out_dtype":
+// "fp16", "pass": "bwd", "scale": 0.17407765595569785, "scales": "tensor", "seq": 1000, "seq_kv":
+// 1000, "softcap": 0.0, "varlen": false, "window": [-1, -1]}, "schema": "fasim.plan/1", "slots":
+// 264, "smem_bytes": 96256}
+// ---- the rest of the file has sha256 ca8805187cb85ddf8227d070ba0fd6dc099e993e47b80c56464b5242ff0d64aa
 // FlashAttention-2, backward (Dao 2023, algorithm 2).
 //
 // Three kernels, launched one after the other with the same arguments:
@@ -699,6 +702,21 @@ __device__ __forceinline__ void add_query_gradient(float* dq_tile, const Element
   }
 }
 
+// ---- Order --------------------------------------------------------------------------------------
+// Under a causal mask the tiles of a head differ in length, and blocks start in the order of their
+// numbers. So that a launch ends with short ones, heads come in groups, and of a group the longest
+// tiles of all heads start first. Those that fill no group come before the others: their end is in the
+// middle of the launch.
+
+// The number of a block if all blocks of a head came before those of the next, longest first.
+__device__ __forceinline__ int sorted_block(int number, int tiles, int all_heads, int together) {
+  const int head = number / tiles, rest = all_heads % together;
+  const int first_head = head < rest ? 0 : rest + (head - rest) / together * together;
+  const int members = head < rest ? rest : together;
+  const int place = number - first_head * tiles;
+  return (first_head + place % members) * tiles + place / members;
+}
+
 // ---- Output -------------------------------------------------------------------------------------
 __device__ __forceinline__ void store_pair(Element* to, float x, float y) {
   *reinterpret_cast<u32*>(to) = ptx::cvt_f16x2(x, y);
@@ -784,9 +802,9 @@ v2_bwd_sm90_fp16_d33v48_causal_7f9243c0_prepare(
     const Element* __restrict__ o, const Element* __restrict__ dO, const float* __restrict__ lse,
     float* __restrict__ delta, float* __restrict__ dq_acc, Element* __restrict__ dq,
     Element* __restrict__ dk, Element* __restrict__ dv, const int heads, const int kv_heads,
-    const int seq_q, const int seq_kv, const Strides q_strides, const Strides k_strides,
-    const Strides v_strides, const Strides o_strides, const Strides do_strides,
-    const float scale_log2, const float scale) {
+    const int seq_q, const int seq_kv, const int heads_together, const Strides q_strides,
+    const Strides k_strides, const Strides v_strides, const Strides o_strides,
+    const Strides do_strides, const float scale_log2, const float scale) {
   // clang-format on
   const int q_blocks = (seq_q + kBlockQ - 1) / kBlockQ;
   const int first = blockIdx.x % q_blocks * kBlockQ;
@@ -815,9 +833,9 @@ v2_bwd_sm90_fp16_d33v48_causal_7f9243c0(
     const Element* __restrict__ o, const Element* __restrict__ dO, const float* __restrict__ lse,
     float* __restrict__ delta, float* __restrict__ dq_acc, Element* __restrict__ dq,
     Element* __restrict__ dk, Element* __restrict__ dv, const int heads, const int kv_heads,
-    const int seq_q, const int seq_kv, const Strides q_strides, const Strides k_strides,
-    const Strides v_strides, const Strides o_strides, const Strides do_strides,
-    const float scale_log2, const float scale) {
+    const int seq_q, const int seq_kv, const int heads_together, const Strides q_strides,
+    const Strides k_strides, const Strides v_strides, const Strides o_strides,
+    const Strides do_strides, const float scale_log2, const float scale) {
   // clang-format on
   extern __shared__ __align__(128) unsigned char smem_raw[];
   Element* k_tile = reinterpret_cast<Element*>(smem_raw);
@@ -828,9 +846,10 @@ v2_bwd_sm90_fp16_d33v48_causal_7f9243c0(
 
   // This block's keys. Under a causal mask the first ones are seen by the most queries.
   const int kv_tiles = (seq_kv + kBlockKV - 1) / kBlockKV;
-  const int first_key = blockIdx.x % kv_tiles * kBlockKV;
-  const int kv_head = blockIdx.x / kv_tiles % kv_heads;
-  const i64 batch = blockIdx.x / kv_tiles / kv_heads;
+  const u32 block = sorted_block(blockIdx.x, kv_tiles, gridDim.x / kv_tiles, heads_together);
+  const int first_key = block % kv_tiles * kBlockKV;
+  const int kv_head = block / kv_tiles % kv_heads;
+  const i64 batch = block / kv_tiles / kv_heads;
   const int keys = min(kBlockKV, seq_kv - first_key);
   k += batch * k_strides.batch + kv_head * k_strides.head + first_key * k_strides.seq;
   v += batch * v_strides.batch + kv_head * v_strides.head + first_key * v_strides.seq;
@@ -936,9 +955,9 @@ v2_bwd_sm90_fp16_d33v48_causal_7f9243c0_finish(
     const Element* __restrict__ o, const Element* __restrict__ dO, const float* __restrict__ lse,
     float* __restrict__ delta, float* __restrict__ dq_acc, Element* __restrict__ dq,
     Element* __restrict__ dk, Element* __restrict__ dv, const int heads, const int kv_heads,
-    const int seq_q, const int seq_kv, const Strides q_strides, const Strides k_strides,
-    const Strides v_strides, const Strides o_strides, const Strides do_strides,
-    const float scale_log2, const float scale) {
+    const int seq_q, const int seq_kv, const int heads_together, const Strides q_strides,
+    const Strides k_strides, const Strides v_strides, const Strides o_strides,
+    const Strides do_strides, const float scale_log2, const float scale) {
   // clang-format on
   const int q_blocks = (seq_q + kBlockQ - 1) / kBlockQ;
   const int first = blockIdx.x % q_blocks * kBlockQ;
@@ -1011,6 +1030,11 @@ int main(int argc, char** argv) {
   const int kv_grid = batch * kv_heads * ((seq_kv + kBlockKV - 1) / kBlockKV);
 
   const float scale_log2 = 1.442695041f / sqrtf(kHeadDim);
+  int places = 132;  // of blocks at once, as if an SM had two
+  cudaDeviceGetAttribute(&places, cudaDevAttrMultiProcessorCount, 0);
+  places *= 2;
+  const int tiles = (seq_kv + kBlockKV - 1) / kBlockKV;
+  const int heads_together = tiles > 0 && tiles < places ? places / tiles : 1;
 
   Element* q = input(rows * kHeadDim, 1);
   Element* k = input(keys * kHeadDim, 2);
@@ -1031,8 +1055,8 @@ int main(int argc, char** argv) {
   const auto launch = [&](auto entry, int grid, int smem_bytes) {
     // clang-format off
     entry<<<grid, kThreads, smem_bytes>>>(
-        q, k, v, o, dO, lse, delta, dq_acc, dq, dk, dv, heads, kv_heads, seq_q, seq_kv, q_strides,
-        k_strides, v_strides, o_strides, do_strides, scale_log2, scale);
+        q, k, v, o, dO, lse, delta, dq_acc, dq, dk, dv, heads, kv_heads, seq_q, seq_kv,
+        heads_together, q_strides, k_strides, v_strides, o_strides, do_strides, scale_log2, scale);
     // clang-format on
   };
   cudaEvent_t start, stop;

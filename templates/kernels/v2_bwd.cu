@@ -6,7 +6,7 @@
 //% set finishes = shares_ds and not (second_pass and tile.frees)
 //% set windowed = kernel.mask == "window"
 //% set turn = "turn(t)" if windowed else "turn"
-//% set block = "block" if ordered else "blockIdx.x"
+//% set block = "block" if ordered or kernel.longest_first else "blockIdx.x"
 // Three kernels, launched one after the other with the same arguments:
 //% if second_pass
 //   prepare  D = rowsum(dO * O), one fp32 a row
@@ -136,6 +136,8 @@ static_assert(kSharedElements * sizeof(Element) + 2 * kSlots * kBlockQ * sizeof(
 
 //% if ordered
 //% include "device/turns.cuh"
+//% elif kernel.longest_first
+//% include "device/order.cuh"
 //% endif
 
 //% include "device/store_rows.cuh"
@@ -199,6 +201,8 @@ $(parameters(kernel))) {
   // Its place in the order of turns; without queries there are none.
   const int number = $(longest_q(kernel)) > 0 ? take_number(turns, smem_raw) : blockIdx.x;
   const int block = block_of(number, kv_tiles, gridDim.x / kv_tiles);
+//% elif kernel.longest_first
+  const u32 block = sorted_block(blockIdx.x, kv_tiles, gridDim.x / kv_tiles, heads_together);
 //% endif
   const int first_key = $(block) % kv_tiles * kBlockKV;
   const int kv_head = $(block) / kv_tiles % kv_heads;

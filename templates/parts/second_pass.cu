@@ -16,8 +16,12 @@ $(parameters(kernel))) {
 //% endif
   // This block's queries. Under a causal mask the last ones see the most keys.
   const int q_blocks = ($(longest_q(kernel)) + kBlockKV - 1) / kBlockKV;
-  const int first_query = (q_blocks - 1 - blockIdx.x % q_blocks) * kBlockKV;
-  const i64 batch = blockIdx.x / q_blocks / heads, head = blockIdx.x / q_blocks % heads;
+//% if kernel.longest_first
+  const int together = heads_together * (heads / kv_heads);
+  const u32 block = sorted_block(blockIdx.x, q_blocks, gridDim.x / q_blocks, together);
+//% endif
+  const int first_query = (q_blocks - 1 - $(block) % q_blocks) * kBlockKV;
+  const i64 batch = $(block) / q_blocks / heads, head = $(block) / q_blocks % heads;
   const i64 kv_head = head / (heads / kv_heads);
 //% if kernel.varlen
   const Sequence sequence = sequence_at(cu_seqlens_q, cu_seqlens_k, batch);

@@ -61,6 +61,7 @@ def test_one_head_together_is_head_by_head() -> None:
 # ---- kernels ------------------------------------------------------------------------------------
 
 SMALL = Tile(block_q=32, block_kv=16, warps=2)
+BACKWARD = Tile(block_q=32, block_kv=32, warps=2, stages=2)
 
 
 def kernel_of(together: int, **options: object) -> Kernel:
@@ -76,7 +77,7 @@ def replaced(plan: Plan, together: int) -> Plan:
 
 
 CASE = Case(batch=1, heads=6, kv_heads=3, seq=70, seq_kv=80)
-TILES = 3  # of 32 queries
+TILES = 3  # of 32 queries, or keys
 
 
 @pytest.mark.parametrize("varlen", [False, True])
@@ -87,6 +88,22 @@ def test_a_kernel_is_right_whatever_the_heads_together(
 ) -> None:
     (property_,) = (p for p in properties.PROPERTIES if p.name == name)
     trial = Trial(kernel_of(together, varlen=varlen), EmulatorRunner(workers=1), CASE)
+    launch = trial.kernel.plan.launch_for(trial.problem)
+    assert launch.scalars["heads_together"] == together
+    property_.check(trial)
+
+
+@pytest.mark.parametrize(("form", "together"), [("", 1), ("", 2), ("second_pass", 2)])
+@pytest.mark.parametrize("varlen", [False, True])
+@pytest.mark.parametrize("name", ["matches_float64", "bytes_moved_are_bytes_predicted"])
+def test_a_backward_kernel_too(name: str, varlen: bool, form: str, together: int) -> None:
+    (property_,) = (p for p in properties.PROPERTIES if p.name == name)
+    problem = Problem(head_dim=32, dtype="bf16", causal=True, pass_="bwd", varlen=varlen)
+    device = gpu.load("h200")
+    given = problem.with_(deterministic=bool(form))
+    plan = planner.plan(given, device, "v2", tile=BACKWARD, form=form).plan
+    assert plan
+    trial = Trial(render(replaced(plan, together)), EmulatorRunner(workers=1), CASE)
     launch = trial.kernel.plan.launch_for(trial.problem)
     assert launch.scalars["heads_together"] == together
     property_.check(trial)

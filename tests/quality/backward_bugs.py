@@ -68,6 +68,7 @@ WINDOW = replace(USUAL, seq=150, seq_kv=130, left=20, right=5)
 CAPPED = replace(USUAL, softcap=1.0)
 MASKED = replace(USUAL, bias="mask")
 MORE = replace(USUAL, batch=3)
+MANY = replace(USUAL, heads=6, kv_heads=3, seq=150, seq_kv=150)
 
 
 @dataclass(frozen=True)
@@ -228,6 +229,22 @@ BUGS = (
         "first_query_of(first_key, span)) / kBlockQ;",
         "first_query_of(first_key, span)) / kBlockQ + (first_key > 0);", MATCHES,
         replace(USUAL, seq=64, seq_kv=64),
+    ),
+    Bug(
+        "the head is that of the block's own number", "bf16 causal",
+        "block / kv_tiles % kv_heads;", "blockIdx.x / kv_tiles % kv_heads;",
+        ("race", "outputs_are_fully_written"), MANY,
+    ),
+    Bug(
+        "a group of heads is one too short", "bf16 causal",
+        "const int members = head < rest ? rest : together;",
+        "const int members = max(1, (head < rest ? rest : together) - 1);",
+        ("race", "outputs_are_fully_written"), MANY,
+    ),
+    Bug(
+        "queries of the second pass take the head of the block's own number", "second_pass",
+        "head = block / q_blocks % heads;", "head = blockIdx.x / q_blocks % heads;",
+        ("race", "outputs_are_fully_written"), MANY,
     ),
     Bug(
         "tiles that see nothing are walked", "bf16 causal",

@@ -104,3 +104,21 @@ def test_a_tile_of_ones_own_has_its_launch_too() -> None:
     entry = planner.plan(problem(128), gpu.load("h200"), "v2", tile=tile)
     assert entry.plan
     assert together(entry.plan) == 2 * entry.plan.slots // (4096 // 64)
+
+
+@pytest.mark.parametrize(("form", "walked"), [("", 4 * 128), ("second_pass", 0)])
+def test_backward_they_are_heads_of_keys_that_walk_q_and_do(form: str, walked: int) -> None:
+    given = problem(128, 1024, pass_="bwd", deterministic=bool(form)).with_(kv_heads=4)
+    plan = plan_of(given, form=form)
+    tiles = 1024 // plan.kernel.tile.block_kv
+    twice = min(2 * plan.slots // tiles, 16 * 4)
+    bytes_ = 2 * plan.slots // tiles * 4 * 1024 * (2 * 2 * 128 + 8 + walked)
+    assert together(replace(plan, l2_bytes=2 * bytes_)) == twice
+    assert together(replace(plan, l2_bytes=2 * bytes_ - 1)) == plan.slots // tiles
+
+
+def test_ordered_additions_keep_their_order() -> None:
+    given = problem(128, pass_="bwd", deterministic=True)
+    plan = plan_of(given, form="ordered")
+    assert "heads_together" not in dict(plan.kernel.arguments)
+    assert plan.slots == 0
