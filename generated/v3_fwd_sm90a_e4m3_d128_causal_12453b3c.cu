@@ -52,7 +52,7 @@
 //   b274dbf8  device/score_factor.cuh
 //   2e46e33c  device/settled_rows.cuh
 //   6c395fee  device/shared_v3.cuh
-//   71c1f541  device/softmax_lazy_e4m3.cuh
+//   0f02d9ab  device/softmax_lazy_e4m3.cuh
 //   17509448  device/span.cuh
 //   7b148e3d  device/store_tma.cuh
 //   567f0171  device/tensor_map.cuh
@@ -106,7 +106,7 @@
 // "fwd", "scale": 0.08838834764831843, "scales": "head", "seq": 8192, "seq_kv": 8192, "softcap":
 // 0.0, "varlen": false, "window": [-1, -1]}, "schema": "fasim.plan/1", "slots": 132, "smem_bytes":
 // 166912}
-// ---- the rest of the file has sha256 af2634e89eaeab4c57e07dc07efc7ef0bc600caffbf9a669a7ce1e3c45f7c94d
+// ---- the rest of the file has sha256 641c502ffd6f73b11f976093e34af4ac0884bc7209d8174b1d3e6ce86e206a2e
 // FlashAttention-3, forward (Shah et al. 2024, algorithms 1 and 2).
 //
 // A block stays on its SM and works on one tile of queries after the other. One warpgroup, the producer,
@@ -1375,15 +1375,15 @@ __device__ __forceinline__ void settle(Scores& s, Accumulator& o, RowState& row,
   }
 }
 
-// Scores of 32 keys become weights, exp2(s scale - shift), which join a lane's sums and are rounded.
+// Scores of 32 keys become weights, exp2(s scale - shift), each row's by its own, which join a lane's sums and are rounded.
 __device__ __forceinline__ void weigh_step(u32 (&p)[4], float (&sum)[2], const float (&s)[4][4],
-                                           const float (&shift)[2], float scale_log2) {
+                                           const float (&shift)[2], const float (&scale)[2]) {
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     const int n = i / 2 * 2, half = i % 2;
     float w[4] = {s[n][2 * half], s[n][2 * half + 1], s[n + 1][2 * half], s[n + 1][2 * half + 1]};
 #pragma unroll
-    for (int j = 0; j < 4; ++j) w[j] = ptx::ex2(fmaf(w[j], scale_log2, -shift[half]));
+    for (int j = 0; j < 4; ++j) w[j] = ptx::ex2(fmaf(w[j], scale[half], -shift[half]));
     sum[half] += (w[0] + w[1]) + (w[2] + w[3]);
     p[i] = ptx::cvt_e4m3x2(w[0], w[1]) | u32(ptx::cvt_e4m3x2(w[2], w[3])) << 16;
   }
@@ -1426,7 +1426,7 @@ __device__ __forceinline__ void lower(Weights& p, Accumulator& o, RowState& row,
     const float shift[2] = {-kWeightExponent, -kWeightExponent};
 #pragma unroll
     for (int i = 0; i < 16; ++i) few[0][i / 4][i % 4] -= max[i / 2 % 2];
-    weigh_step(fresh, fresh_sum, few[0], shift, scale_log2);
+    weigh_step(fresh, fresh_sum, few[0], shift, {scale_log2, scale_log2});
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       fresh[i] = moves[i % 2] ? fresh[i] : p[0][0][i];
@@ -1445,7 +1445,7 @@ __device__ __forceinline__ void lower(Weights& p, Accumulator& o, RowState& row,
 // all its scores so far; and gives a lane's sums of them, before they were rounded.
 __device__ __forceinline__ void weigh(Weights& p, float (&sum)[2], Scores& s, Accumulator& o,
                                       RowState& row, float scale_log2, bool looks) {
-  const float factor = scale_log2;
+  const float factor[2] = {scale_log2, scale_log2};
   float shift[2];
 #pragma unroll
   for (int half = 0; half < 2; ++half) {

@@ -59,7 +59,7 @@
 //   b274dbf8  device/score_factor.cuh
 //   2e46e33c  device/settled_rows.cuh
 //   6c395fee  device/shared_v3.cuh
-//   71c1f541  device/softmax_lazy_e4m3.cuh
+//   0f02d9ab  device/softmax_lazy_e4m3.cuh
 //   17509448  device/span.cuh
 //   7b148e3d  device/store_tma.cuh
 //   567f0171  device/tensor_map.cuh
@@ -112,7 +112,7 @@
 // "incoherent": true, "kv_heads": 8, "out_dtype": "bf16", "pass": "fwd", "scale":
 // 0.08838834764831843, "scales": "block", "seq": 8192, "seq_kv": 8192, "softcap": 0.0, "varlen":
 // false, "window": [-1, -1]}, "schema": "fasim.plan/1", "slots": 132, "smem_bytes": 166912}
-// ---- the rest of the file has sha256 097d54bc0dd0a2c6a5df546836f3f8a7b9bc9f16cdc59645ac53fecf3f64236a
+// ---- the rest of the file has sha256 749e34cf73683c106359242e71d1ab7f07ca41fea1f6e815f53b42067c59efb1
 // FlashAttention-3, forward (Shah et al. 2024, algorithms 1 and 2).
 //
 // A block stays on its SM and works on one tile of queries after the other. One warpgroup, the producer,
@@ -1401,16 +1401,20 @@ __device__ __forceinline__ void multiply(float (&s)[1][kTiles][4], float factor)
 #pragma unroll
   for (int i = 0; i < 4 * kTiles; ++i) s[0][i / 4][i % 4] *= factor;
 }
-
-// Scores of 32 keys become weights, exp2(s scale - shift), which join a lane's sums and are rounded.
+// Those of one of a thread's rows.
+__device__ __forceinline__ void multiply(Scores& s, int half, float factor) {
+#pragma unroll
+  for (int n = 0; n < kBlockKV / 4; ++n) s[0][n / 2][2 * half + n % 2] *= factor;
+}
+// Scores of 32 keys become weights, exp2(s scale - shift), each row's by its own, which join a lane's sums and are rounded.
 __device__ __forceinline__ void weigh_step(u32 (&p)[4], float (&sum)[2], const float (&s)[4][4],
-                                           const float (&shift)[2], float scale_log2) {
+                                           const float (&shift)[2], const float (&scale)[2]) {
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     const int n = i / 2 * 2, half = i % 2;
     float w[4] = {s[n][2 * half], s[n][2 * half + 1], s[n + 1][2 * half], s[n + 1][2 * half + 1]};
 #pragma unroll
-    for (int j = 0; j < 4; ++j) w[j] = ptx::ex2(fmaf(w[j], scale_log2, -shift[half]));
+    for (int j = 0; j < 4; ++j) w[j] = ptx::ex2(fmaf(w[j], scale[half], -shift[half]));
     sum[half] += (w[0] + w[1]) + (w[2] + w[3]);
     p[i] = ptx::cvt_e4m3x2(w[0], w[1]) | u32(ptx::cvt_e4m3x2(w[2], w[3])) << 16;
   }
@@ -1453,7 +1457,7 @@ __device__ __forceinline__ void lower(Weights& p, Accumulator& o, RowState& row,
     const float shift[2] = {-kWeightExponent, -kWeightExponent};
 #pragma unroll
     for (int i = 0; i < 16; ++i) few[0][i / 4][i % 4] -= max[i / 2 % 2];
-    weigh_step(fresh, fresh_sum, few[0], shift, scale_log2);
+    weigh_step(fresh, fresh_sum, few[0], shift, {scale_log2, scale_log2});
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       fresh[i] = moves[i % 2] ? fresh[i] : p[0][0][i];
@@ -1472,7 +1476,8 @@ __device__ __forceinline__ void lower(Weights& p, Accumulator& o, RowState& row,
 // all its scores so far; and gives a lane's sums of them, before they were rounded.
 __device__ __forceinline__ void weigh(Weights& p, float (&sum)[2], Scores& s, Accumulator& o,
                                       RowState& row, float scale_log2, bool looks, float unit) {
-  float factor = scale_log2 * unit;  // s is in units of the tile's scale factor
+  // s is in units of the tile's scale factor.
+  float factor[2] = {scale_log2 * unit, scale_log2 * unit};
   float shift[2];
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
@@ -1480,8 +1485,12 @@ __device__ __forceinline__ void weigh(Weights& p, float (&sum)[2], Scores& s, Ac
     sum[half] = 0.f;
   }
   if (looks || !all_settled(row, scale_log2)) {
-    multiply(s, unit);
-    factor = scale_log2;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {  // a row's bits are not to depend on what others need
+      if (!looks && is_settled(row.max[half], scale_log2)) continue;
+      multiply(s, half, unit);
+      factor[half] = scale_log2;
+    }
     settle(s, o, row, shift, scale_log2, looks);
   }
 #pragma unroll

@@ -75,17 +75,25 @@ __device__ __forceinline__ void multiply(float (&s)[1][kTiles][4], float factor)
 #pragma unroll
   for (int i = 0; i < 4 * kTiles; ++i) s[0][i / 4][i % 4] *= factor;
 }
+//% if unscaled(kernel)
+
+// Those of one of a thread's rows.
+__device__ __forceinline__ void multiply(Scores& s, int half, float factor) {
+#pragma unroll
+  for (int n = 0; n < kBlockKV / 4; ++n) s[0][n / 2][2 * half + n % 2] *= factor;
+}
+//% endif
 
 //% endif
-// Scores of 32 keys become weights, exp2(s scale - shift), which join a lane's sums and are rounded.
+// Scores of 32 keys become weights, exp2(s scale - shift), each row's by its own, which join a lane's sums and are rounded.
 __device__ __forceinline__ void weigh_step(u32 (&p)[4], float (&sum)[2], const float (&s)[4][4],
-                                           const float (&shift)[2], float scale_log2) {
+                                           const float (&shift)[2], const float (&scale)[2]) {
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     const int n = i / 2 * 2, half = i % 2;
     float w[4] = {s[n][2 * half], s[n][2 * half + 1], s[n + 1][2 * half], s[n + 1][2 * half + 1]};
 #pragma unroll
-    for (int j = 0; j < 4; ++j) w[j] = ptx::ex2(fmaf(w[j], scale_log2, -shift[half]));
+    for (int j = 0; j < 4; ++j) w[j] = ptx::ex2(fmaf(w[j], scale[half], -shift[half]));
     sum[half] += (w[0] + w[1]) + (w[2] + w[3]);
     p[i] = ptx::cvt_e4m3x2(w[0], w[1]) | u32(ptx::cvt_e4m3x2(w[2], w[3])) << 16;
   }
@@ -129,7 +137,7 @@ __device__ __forceinline__ void lower(Weights& p, Accumulator& o, RowState& row,
     const float shift[2] = {-kWeightExponent, -kWeightExponent};
 #pragma unroll
     for (int i = 0; i < 16; ++i) few[0][i / 4][i % 4] -= max[i / 2 % 2];
-    weigh_step(fresh, fresh_sum, few[0], shift, scale_log2);
+    weigh_step(fresh, fresh_sum, few[0], shift, {scale_log2, scale_log2});
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       fresh[i] = moves[i % 2] ? fresh[i] : p[0][0][i];
@@ -150,9 +158,10 @@ __device__ __forceinline__ void lower(Weights& p, Accumulator& o, RowState& row,
 __device__ __forceinline__ void weigh(Weights& p, float (&sum)[2], Scores& s, Accumulator& o,
                                       RowState& row, float scale_log2, bool looks$(", float unit" if unscaled(kernel))) {
 //% if unscaled(kernel)
-  float factor = scale_log2 * unit;  // s is in units of the tile's scale factor
+  // s is in units of the tile's scale factor.
+  float factor[2] = {scale_log2 * unit, scale_log2 * unit};
 //% else
-  const float factor = scale_log2;
+  const float factor[2] = {scale_log2, scale_log2};
 //% endif
   float shift[2];
 #pragma unroll
@@ -162,8 +171,12 @@ __device__ __forceinline__ void weigh(Weights& p, float (&sum)[2], Scores& s, Ac
   }
 //% if unscaled(kernel)
   if (looks || !all_settled(row, scale_log2)) {
-    multiply(s, unit);
-    factor = scale_log2;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {  // a row's bits are not to depend on what others need
+      if (!looks && is_settled(row.max[half], scale_log2)) continue;
+      multiply(s, half, unit);
+      factor[half] = scale_log2;
+    }
     settle(s, o, row, shift, scale_log2, looks);
   }
 //% else

@@ -138,3 +138,17 @@ def test_rows_outgrow_it_again_and_again(name: str, seed: int) -> None:
 def test_other_queries_change_nothing_where_rows_are_done_again(name: str) -> None:
     case = replace(CASE, values="spikes", seed=3)
     properties.other_queries_change_nothing(Trial(kernel(name), EmulatorRunner(workers=1), case))
+
+
+@pytest.mark.parametrize("name", KERNELS)
+@pytest.mark.parametrize("seed", range(4))
+def test_a_row_of_nan_changes_no_bit_of_others(name: str, seed: int) -> None:
+    """It never settles, so its warp takes the long way in every tile: others are not to notice."""
+    trial, arrays = inputs(name, (), (FIRST,), seed)
+    outputs, _ = run(trial, arrays)
+    hit = np.arange(CASE.seq) % 16 == 5  # one of each warp
+    nan = {**arrays, "q": arrays["q"].copy()}
+    nan["q"][:, :, hit] = np.nan
+    broken, _ = run(trial, nan)
+    for output, x in outputs.items():
+        np.testing.assert_array_equal(x[:, :, ~hit], broken[output][:, :, ~hit])

@@ -400,19 +400,19 @@ BLOCKS = (
     ),
     Bug(
         "K's factor is in the exponents twice",  # left out, all rows outgrow it and are done again
-        "float factor = scale_log2 * unit;",
-        "float factor = scale_log2 * unit * unit;",
+        "float factor[2] = {scale_log2 * unit,",
+        "float factor[2] = {scale_log2 * unit * unit,",
         kernel="blocks",
     ),
     Bug(
         "scores that are looked at have no factor of K's",
-        "    multiply(s, unit);\n",
+        "      multiply(s, half, unit);\n",
         "",
         kernel="blocks",
     ),
     Bug(
         "scores that were looked at have K's factor twice",
-        "    factor = scale_log2;\n",
+        "      factor[half] = scale_log2;\n",
         "",
         kernel="blocks",
     ),

@@ -624,7 +624,7 @@ GROUPED = (
     Bug(
         "a head of K and V is divided as if it were one of Q",
         "const int kv_head = work.head;",
-        "const int kv_head = work.head / (heads / kv_heads);",
+        "const int kv_head = work.head >> group_log2;",
         (RIGHT, COUNTED),
         "packed",
         FOURS,
