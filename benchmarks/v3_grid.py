@@ -123,7 +123,7 @@ def option_groups() -> Iterator[dict[str, Problem]]:
     """A neighbour first, then what is held against it."""
     for d, seq, causal in itertools.product(HEAD_DIMS, (1024, 4096, 16384), (False, True)):
         bf16 = sized(d, seq, causal)
-        yield {"bf16": bf16, "fp16": replace(bf16, dtype="fp16", out_dtype=None)}
+        yield {"bf16": bf16, "fp16": replace(bf16, dtype="fp16", in_dtype=None, out_dtype=None)}
     long = Problem(heads=32, seq=16384, head_dim=128, dtype="bf16")
     for causal in (False, True):
         dense = replace(long, causal=causal)
@@ -204,7 +204,9 @@ def packed_result() -> Any:
 
 
 def grid_result(dtype: str) -> Any:
-    problems = [replace(problem, dtype=dtype, out_dtype=None) for problem in grid("fwd")]
+    problems = [
+        replace(problem, dtype=dtype, in_dtype=None, out_dtype=None) for problem in grid("fwd")
+    ]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         ours = list(pool.map(lambda p: planned(p, "v3"), problems))
         others = list(pool.map(planned, problems))
