@@ -87,6 +87,7 @@ LAZY_DTYPES = ("fp16", "bf16")  # V2 moves their softmax reference only where a 
 # or a kernel of its own that adds in registers.
 FORMS = ("ordered", "second_pass")
 V3 = ("v3", "v3_packed")  # variants: a tile's rows are the queries of a head, or of all of a group
+PACKED = ("v2_split", "v3_packed")  # variants whose rows are those of all heads of a group
 PACKINGS = ("packed", "unpacked")
 # Variants that start the longest tiles of several heads first. Where additions are ordered, a block
 # waits for others of its head, which have an order of their own.

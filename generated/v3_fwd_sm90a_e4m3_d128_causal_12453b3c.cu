@@ -52,7 +52,7 @@
 //   b274dbf8  device/score_factor.cuh
 //   2e46e33c  device/settled_rows.cuh
 //   6c395fee  device/shared_v3.cuh
-//   0f02d9ab  device/softmax_lazy_e4m3.cuh
+//   2d2dfee3  device/softmax_lazy_e4m3.cuh
 //   17509448  device/span.cuh
 //   7b148e3d  device/store_tma.cuh
 //   567f0171  device/tensor_map.cuh
@@ -106,7 +106,7 @@
 // "fwd", "scale": 0.08838834764831843, "scales": "head", "seq": 8192, "seq_kv": 8192, "softcap":
 // 0.0, "varlen": false, "window": [-1, -1]}, "schema": "fasim.plan/1", "slots": 132, "smem_bytes":
 // 166912}
-// ---- the rest of the file has sha256 641c502ffd6f73b11f976093e34af4ac0884bc7209d8174b1d3e6ce86e206a2e
+// ---- the rest of the file has sha256 0e485b7473c49102b05e55b30eb61474419bd1119fb74b3c0d7a3b80a7b149e8
 // FlashAttention-3, forward (Shah et al. 2024, algorithms 1 and 2).
 //
 // A block stays on its SM and works on one tile of queries after the other. One warpgroup, the producer,
@@ -1375,7 +1375,8 @@ __device__ __forceinline__ void settle(Scores& s, Accumulator& o, RowState& row,
   }
 }
 
-// Scores of 32 keys become weights, exp2(s scale - shift), each row's by its own, which join a lane's sums and are rounded.
+// Scores of 32 keys become weights, exp2(s scale - shift), each row's by its own. They join a lane's sums
+// and are rounded.
 __device__ __forceinline__ void weigh_step(u32 (&p)[4], float (&sum)[2], const float (&s)[4][4],
                                            const float (&shift)[2], const float (&scale)[2]) {
 #pragma unroll

@@ -59,7 +59,7 @@
 //   b274dbf8  device/score_factor.cuh
 //   2e46e33c  device/settled_rows.cuh
 //   6c395fee  device/shared_v3.cuh
-//   0f02d9ab  device/softmax_lazy_e4m3.cuh
+//   2d2dfee3  device/softmax_lazy_e4m3.cuh
 //   17509448  device/span.cuh
 //   7b148e3d  device/store_tma.cuh
 //   567f0171  device/tensor_map.cuh
@@ -112,7 +112,7 @@
 // "incoherent": true, "kv_heads": 8, "out_dtype": "bf16", "pass": "fwd", "scale":
 // 0.08838834764831843, "scales": "block", "seq": 8192, "seq_kv": 8192, "softcap": 0.0, "varlen":
 // false, "window": [-1, -1]}, "schema": "fasim.plan/1", "slots": 132, "smem_bytes": 166912}
-// ---- the rest of the file has sha256 749e34cf73683c106359242e71d1ab7f07ca41fea1f6e815f53b42067c59efb1
+// ---- the rest of the file has sha256 9620aad921d65f8378927f60fb0b3735f9a74e2c94c828d2c38ee6af25bd1515
 // FlashAttention-3, forward (Shah et al. 2024, algorithms 1 and 2).
 //
 // A block stays on its SM and works on one tile of queries after the other. One warpgroup, the producer,
@@ -1406,7 +1406,8 @@ __device__ __forceinline__ void multiply(Scores& s, int half, float factor) {
 #pragma unroll
   for (int n = 0; n < kBlockKV / 4; ++n) s[0][n / 2][2 * half + n % 2] *= factor;
 }
-// Scores of 32 keys become weights, exp2(s scale - shift), each row's by its own, which join a lane's sums and are rounded.
+// Scores of 32 keys become weights, exp2(s scale - shift), each row's by its own. They join a lane's sums
+// and are rounded.
 __device__ __forceinline__ void weigh_step(u32 (&p)[4], float (&sum)[2], const float (&s)[4][4],
                                            const float (&shift)[2], const float (&scale)[2]) {
 #pragma unroll

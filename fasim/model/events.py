@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 from fasim.errors import UsageError
 from fasim.plan import (
+    PACKED,
     SCALE_INPUTS,
     SLAB_BYTES,
     V3,
@@ -33,7 +34,6 @@ from fasim.plan import (
 )
 from fasim.problem import Problem
 
-PACKED = ("v2_split", "v3_packed")  # variants whose rows are those of all heads of a group
 TRANSPOSER = "transposer"  # of V3 in e4m3: the kernel before the main one
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fasim.gpu import FORMAT, Gpu
-from fasim.plan import V3
+from fasim.plan import PACKED, V3
 from fasim.problem import Problem
 
 # Assumed where the GPU's file has no value; each is named in the plan that used it.
@@ -96,8 +96,7 @@ def _hbm_rate(gpu: Gpu, notes: _Notes) -> float:
 
 
 def _hbm_latency(algo: str, notes: _Notes) -> float:
-    packed = algo in ("v2_split", "v3_packed")
-    return notes.value("hbm_latency_clocks", HBM_LATENCY_CLOCKS) if packed else 0.0
+    return notes.value("hbm_latency_clocks", HBM_LATENCY_CLOCKS) if algo in PACKED else 0.0
 
 
 def _matmul_rate(gpu: Gpu, algo: str, dtype: str, notes: _Notes) -> float:

@@ -85,7 +85,8 @@ __device__ __forceinline__ void multiply(Scores& s, int half, float factor) {
 //% endif
 
 //% endif
-// Scores of 32 keys become weights, exp2(s scale - shift), each row's by its own, which join a lane's sums and are rounded.
+// Scores of 32 keys become weights, exp2(s scale - shift), each row's by its own. They join a lane's sums
+// and are rounded.
 __device__ __forceinline__ void weigh_step(u32 (&p)[4], float (&sum)[2], const float (&s)[4][4],
                                            const float (&shift)[2], const float (&scale)[2]) {
 #pragma unroll

@@ -48,12 +48,7 @@ def kernel_of(name: str) -> Kernel:
 
 @pytest.mark.parametrize("name", CASES)
 def test_every_property_holds(name: str) -> None:
-    check(kernel_of(name), 2)
-
-
-def check(kernel: Kernel, examples: int) -> None:
-    for report in properties.verify_all(kernel, [EmulatorRunner()], examples, 0, None):
-        report.check()
+    properties.verify(kernel_of(name), EmulatorRunner(), examples=2).check()
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -111,7 +106,7 @@ def test_a_maximum_that_is_not_looked_for_is_missed() -> None:
 
 def test_the_bias_of_another_head_is_found() -> None:
     with pytest.raises((Fault, CheckFailed)):
-        check(edited("a bias of another head"), 4)
+        properties.verify(edited("a bias of another head"), EmulatorRunner(), examples=4).check()
 
 
 def edited(bug: str) -> Kernel:

@@ -54,12 +54,7 @@ def kernel_of(name: str) -> Kernel:
 
 @pytest.mark.parametrize("name", CASES)
 def test_every_property_holds(name: str) -> None:
-    check(kernel_of(name), 2)
-
-
-def check(kernel: Kernel, examples: int) -> None:
-    for report in properties.verify_all(kernel, [EmulatorRunner()], examples, 0, None):
-        report.check()
+    properties.verify(kernel_of(name), EmulatorRunner(), examples=2).check()
 
 
 # ---- every stored bit ---------------------------------------------------------------------------
@@ -248,4 +243,4 @@ def test_a_wrong_index_is_found(name: str, bug: str) -> None:
     assert kernel.source.count(right) == 1
     edited = parse(kernel.source.replace(right, wrong))
     with pytest.raises((Fault, CheckFailed)):
-        check(edited, 4)
+        properties.verify(edited, EmulatorRunner(), examples=4).check()
