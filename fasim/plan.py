@@ -53,11 +53,7 @@ V3_PACKED_SIZES = (
     "total_q",
     "heads_together",
 )
-# Of a packed tensor that V3 takes as a map: the length of the longest sequence.
-LONGEST = {"q": "longest_q", "k": "longest_k", "v": "longest_k", "o": "longest_q"}
 PADDED = "_padded"  # after the name of a tensor: its copy in rows that TMA takes
-LONGEST |= {f"{name}{PADDED}": length for name, length in LONGEST.items()}
-LONGEST |= {"q8": "longest_q", "k8": "longest_k"}
 STRIDED = {"fwd": ("q", "k", "v", "o"), "bwd": ("q", "k", "v", "o", "do")}
 SCALE_BLOCK = 128  # rows that share a scale factor where blocks have their own
 # Read by those with the option.
@@ -388,8 +384,7 @@ class KernelSpec:
         lengths = PACKED_SIZES[self.pass_] if self.varlen else SIZES
         names = (*lengths, *["splits"] * self.splits, *["heads_together"] * self.longest_first)
         if self.algo == "v3":
-            names = V3_GROUPED_SIZES if self.pack_gqa else V3_SIZES
-            names = V3_PACKED_SIZES if self.varlen else names
+            names = self._v3_sizes
         sizes = [(name, "i32") for name in names]
         strided = STRIDED[self.pass_]
         if self.algo == "v3":
@@ -402,6 +397,13 @@ class KernelSpec:
         windows = ("window_left", "window_right") if self.mask == "window" else ()
         more = [(name, "i32") for name in windows]
         return (*maps, *pointers, *sizes, *strides, *factors, *more)
+
+    @property
+    def _v3_sizes(self) -> tuple[str, ...]:
+        if not self.varlen:
+            return V3_GROUPED_SIZES if self.pack_gqa else V3_SIZES
+        copies_keys = self.scaled or set(self.padded_tensors) & {"k", "v"}
+        return tuple(n for n in V3_PACKED_SIZES if n != "longest_k" or copies_keys)
 
     @property
     def asks_slots(self) -> bool:

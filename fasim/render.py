@@ -376,14 +376,16 @@ def matrix_instructions(kernel: KernelSpec) -> tuple[str, ...]:
 
 def v3_instructions(kernel: KernelSpec) -> tuple[str, ...]:
     """The wrappers that V3 needs for its types, of scores computed again and of conversions, and
-    for packed rows."""
+    for as many dimensions as its tensor maps have."""
     kinds = dict.fromkeys((kernel.dtype, kernel.out_dtype, kernel.in_dtype or kernel.dtype))
     rounding = tuple(f"cvt_{PTX_TYPES[kind]}x2" for kind in kinds)
     if kernel.scaled:
         widened = kernel.in_dtype == "fp16" != kernel.bias_dtype  # a bias brings its own
         rounding += ("cvt_f32_f16",) if widened else ()
-    if kernel.pack_gqa:
-        rounding = ("cp_async_bulk_tensor_5d", *rounding)
+    four = not kernel.varlen or kernel.scaled  # of packed tensors only V transposed
+    five = kernel.varlen or kernel.pack_gqa
+    boxes = ("cp_async_bulk_tensor_4d",) * four + ("cp_async_bulk_tensor_5d",) * five
+    rounding = (*boxes, *rounding)
     if kernel.bias_dtype:
         return rounding
     if kernel.scaled:

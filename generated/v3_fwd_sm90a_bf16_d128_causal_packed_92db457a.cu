@@ -37,7 +37,7 @@
 //   9f85390f  device/chunk_address.cuh
 //   b09b16a3  device/fragments.cuh
 //   76c2f1b5  device/integers.cuh
-//   98f3784d  device/load_v3.cuh
+//   b98eb738  device/load_v3.cuh
 //   65cba611  device/mask_groups.cuh
 //   059f47de  device/matmul_wgmma.cuh
 //   06eb1102  device/matrix_descriptor.cuh
@@ -48,16 +48,16 @@
 //   2e46e33c  device/settled_rows.cuh
 //   6c395fee  device/shared_v3.cuh
 //   f120efac  device/softmax_in_place.cuh
-//   7b148e3d  device/store_tma.cuh
+//   db6d7e5a  device/store_tma.cuh
 //   567f0171  device/tensor_map.cuh
 //   3167b13b  device/timeline.cuh
 //   689d4211  device/turn.cuh
 //   c2706fe3  device/types.cuh
-//   05c197b0  kernels/v3_fwd.cu
+//   1b25d96a  kernels/v3_fwd.cu
 //   4994fd5e  parts/constants_v3.cuh
 //   5a818b86  parts/main_arrays.cuh
 //   92b4175b  parts/main_options.cuh
-//   138db331  parts/main_v3.cu
+//   bff14614  parts/main_v3.cu
 //   5af47db7  ptx/bar_arrive.cuh
 //   18bd1382  ptx/bar_sync.cuh
 //   f0e3942d  ptx/clock64.cuh
@@ -99,7 +99,7 @@
 // "fwd", "scale": 0.08838834764831843, "scales": "tensor", "seq": 16, "seq_kv": 8192, "softcap":
 // 0.0, "varlen": false, "window": [-1, -1]}, "schema": "fasim.plan/1", "slots": 132, "smem_bytes":
 // 230400}
-// ---- the rest of the file has sha256 e4b5469eac622213e7a8060a9dbc15f2ee2492c055802c954ab4eb33756b4343
+// ---- the rest of the file has sha256 7ba948e17de577b29edae5ca1c36b48491eaa3418d5bbe713f0b8f7407ea3a59
 // FlashAttention-3, forward (Shah et al. 2024, algorithms 1 and 2).
 //
 // A block stays on its SM and works on one tile of queries after the other. One warpgroup, the producer,
@@ -286,37 +286,6 @@ namespace ptx {
 // after it. PTX ISA: fence.proxy.async.
 __device__ __forceinline__ void fence_proxy_async() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-}
-
-#endif
-}  // namespace ptx
-
-namespace ptx {
-#ifndef FASIM_EMULATE
-
-// One thread copies the box at these coordinates, the innermost first, into shared memory; what
-// lies outside the tensor becomes zero. The barrier's phase receives the bytes of the whole box.
-// PTX ISA: cp.async.bulk.tensor.
-__device__ __forceinline__ void cp_async_bulk_tensor_4d(void* smem, const TensorMap* map,
-                                                        u64* barrier, int c0, int c1, int c2,
-                                                        int c3) {
-  asm volatile(
-      "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
-      "[%0], [%1, {%3, %4, %5, %6}], [%2];" ::"r"(smem_address(smem)),
-      "l"(map), "r"(smem_address(barrier)), "r"(c0), "r"(c1), "r"(c2), "r"(c3)
-      : "memory");
-}
-
-// One thread copies shared memory to the box, but for what lies outside the tensor, as part of a
-// bulk group.
-__device__ __forceinline__ void cp_async_bulk_tensor_4d_store(const TensorMap* map,
-                                                              const void* smem, int c0, int c1,
-                                                              int c2, int c3) {
-  asm volatile(
-      "cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group [%0, {%2, %3, %4, %5}], [%1];" ::
-          "l"(map),
-      "r"(smem_address(smem)), "r"(c0), "r"(c1), "r"(c2), "r"(c3)
-      : "memory");
 }
 
 #endif
@@ -552,6 +521,37 @@ __device__ __forceinline__ void mma_m16n8k8_bf16(float (&d)[4], const u32 (&a)[2
       "{%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
       : "r"(a[0]), "r"(a[1]), "r"(b0));
+}
+
+#endif
+}  // namespace ptx
+
+namespace ptx {
+#ifndef FASIM_EMULATE
+
+// One thread copies the box at these coordinates, the innermost first, into shared memory; what
+// lies outside the tensor becomes zero. The barrier's phase receives the bytes of the whole box.
+// PTX ISA: cp.async.bulk.tensor.
+__device__ __forceinline__ void cp_async_bulk_tensor_4d(void* smem, const TensorMap* map,
+                                                        u64* barrier, int c0, int c1, int c2,
+                                                        int c3) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
+      "[%0], [%1, {%3, %4, %5, %6}], [%2];" ::"r"(smem_address(smem)),
+      "l"(map), "r"(smem_address(barrier)), "r"(c0), "r"(c1), "r"(c2), "r"(c3)
+      : "memory");
+}
+
+// One thread copies shared memory to the box, but for what lies outside the tensor, as part of a
+// bulk group.
+__device__ __forceinline__ void cp_async_bulk_tensor_4d_store(const TensorMap* map,
+                                                              const void* smem, int c0, int c1,
+                                                              int c2, int c3) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group [%0, {%2, %3, %4, %5}], [%1];" ::
+          "l"(map),
+      "r"(smem_address(smem)), "r"(c0), "r"(c1), "r"(c2), "r"(c3)
+      : "memory");
 }
 
 #endif

@@ -17,7 +17,6 @@
 //   i32    heads       32
 //   i32    kv_heads    8
 //   i32    longest_q   4096
-//   i32    longest_k   4096
 //   i32    total_q     65536
 //   i32    heads_together  33
 //   f32    scale_log2  0.12751743082459868
@@ -36,7 +35,7 @@
 //   9f85390f  device/chunk_address.cuh
 //   b09b16a3  device/fragments.cuh
 //   76c2f1b5  device/integers.cuh
-//   98f3784d  device/load_v3.cuh
+//   b98eb738  device/load_v3.cuh
 //   1cbf0c76  device/mask.cuh
 //   059f47de  device/matmul_wgmma.cuh
 //   06eb1102  device/matrix_descriptor.cuh
@@ -48,22 +47,22 @@
 //   6c395fee  device/shared_v3.cuh
 //   f120efac  device/softmax_in_place.cuh
 //   17509448  device/span.cuh
-//   7b148e3d  device/store_tma.cuh
+//   db6d7e5a  device/store_tma.cuh
 //   567f0171  device/tensor_map.cuh
 //   3167b13b  device/timeline.cuh
 //   689d4211  device/turn.cuh
 //   c2706fe3  device/types.cuh
 //   22b08741  device/varlen.cuh
-//   05c197b0  kernels/v3_fwd.cu
+//   1b25d96a  kernels/v3_fwd.cu
 //   4994fd5e  parts/constants_v3.cuh
 //   5a818b86  parts/main_arrays.cuh
 //   92b4175b  parts/main_options.cuh
-//   138db331  parts/main_v3.cu
+//   bff14614  parts/main_v3.cu
 //   5af47db7  ptx/bar_arrive.cuh
 //   18bd1382  ptx/bar_sync.cuh
 //   f0e3942d  ptx/clock64.cuh
 //   bdcce3e8  ptx/cp_async_bulk_commit_group.cuh
-//   646951b4  ptx/cp_async_bulk_tensor_4d.cuh
+//   f47126c1  ptx/cp_async_bulk_tensor_5d.cuh
 //   f3bd1237  ptx/cp_async_bulk_wait_group.cuh
 //   33562fdf  ptx/cvt_bf16x2.cuh
 //   422cf4a7  ptx/ex2.cuh
@@ -99,7 +98,7 @@
 // "fwd", "scale": 0.08838834764831843, "scales": "tensor", "seq": 4096, "seq_kv": 4096, "softcap":
 // 0.0, "varlen": true, "window": [-1, -1]}, "schema": "fasim.plan/1", "slots": 132, "smem_bytes":
 // 230400}
-// ---- the rest of the file has sha256 96f40c7b5f46feb84bfe9450c6a842f60d0e32106344a930ff3da0149cf5c2d1
+// ---- the rest of the file has sha256 a69e7aa173a500b534a2bfec9ed8468f5dbf72f70a75ec11f2e165cca46d5513
 // FlashAttention-3, forward (Shah et al. 2024, algorithms 1 and 2).
 //
 // A block stays on its SM and works on one tile of queries after the other. One warpgroup, the producer,
@@ -282,37 +281,6 @@ namespace ptx {
 // after it. PTX ISA: fence.proxy.async.
 __device__ __forceinline__ void fence_proxy_async() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-}
-
-#endif
-}  // namespace ptx
-
-namespace ptx {
-#ifndef FASIM_EMULATE
-
-// One thread copies the box at these coordinates, the innermost first, into shared memory; what
-// lies outside the tensor becomes zero. The barrier's phase receives the bytes of the whole box.
-// PTX ISA: cp.async.bulk.tensor.
-__device__ __forceinline__ void cp_async_bulk_tensor_4d(void* smem, const TensorMap* map,
-                                                        u64* barrier, int c0, int c1, int c2,
-                                                        int c3) {
-  asm volatile(
-      "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
-      "[%0], [%1, {%3, %4, %5, %6}], [%2];" ::"r"(smem_address(smem)),
-      "l"(map), "r"(smem_address(barrier)), "r"(c0), "r"(c1), "r"(c2), "r"(c3)
-      : "memory");
-}
-
-// One thread copies shared memory to the box, but for what lies outside the tensor, as part of a
-// bulk group.
-__device__ __forceinline__ void cp_async_bulk_tensor_4d_store(const TensorMap* map,
-                                                              const void* smem, int c0, int c1,
-                                                              int c2, int c3) {
-  asm volatile(
-      "cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group [%0, {%2, %3, %4, %5}], [%1];" ::
-          "l"(map),
-      "r"(smem_address(smem)), "r"(c0), "r"(c1), "r"(c2), "r"(c3)
-      : "memory");
 }
 
 #endif
@@ -548,6 +516,37 @@ __device__ __forceinline__ void mma_m16n8k8_bf16(float (&d)[4], const u32 (&a)[2
       "{%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
       : "r"(a[0]), "r"(a[1]), "r"(b0));
+}
+
+#endif
+}  // namespace ptx
+
+namespace ptx {
+#ifndef FASIM_EMULATE
+
+// One thread copies the box at these coordinates, the innermost first, into shared memory; what
+// lies outside the tensor becomes zero. The barrier's phase receives the bytes of the whole box.
+// PTX ISA: cp.async.bulk.tensor.
+__device__ __forceinline__ void cp_async_bulk_tensor_5d(void* smem, const TensorMap* map,
+                                                        u64* barrier, int c0, int c1, int c2,
+                                                        int c3, int c4) {
+  asm volatile(
+      "cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
+      "[%0], [%1, {%3, %4, %5, %6, %7}], [%2];" ::"r"(smem_address(smem)),
+      "l"(map), "r"(smem_address(barrier)), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(c4)
+      : "memory");
+}
+
+// One thread copies shared memory to the box, but for what lies outside the tensor, as part of a
+// bulk group.
+__device__ __forceinline__ void cp_async_bulk_tensor_5d_store(const TensorMap* map,
+                                                              const void* smem, int c0, int c1,
+                                                              int c2, int c3, int c4) {
+  asm volatile(
+      "cp.async.bulk.tensor.5d.global.shared::cta.tile.bulk_group [%0, {%2, %3, %4, %5, %6}], "
+      "[%1];" ::"l"(map),
+      "r"(smem_address(smem)), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(c4)
+      : "memory");
 }
 
 #endif
@@ -892,10 +891,13 @@ struct Place {
   int row, batch;
 };
 
-// To TMA every packed token ends a sequence as long as the longest. So rows past the end of one are
-// outside the tensor, and not those of the next: zeros where they are loaded, left out where stored.
-__device__ __forceinline__ Place place_of(int first_token, int tokens, int longest) {
-  return {longest - tokens, first_token + tokens};
+// To TMA every packed token ends a sequence of kEnd rows. So rows past the end of one are outside the
+// tensor, and not those of the next: zeros where they are loaded, left out where stored. A step of the
+// last dimension goes back by a row, and once round all addresses in kEnd of them: at kEnd it takes
+// those rows off again, and the tensor's own address stays the base, which TMA wants to be there.
+constexpr int kEnd = 1 << 30;
+__device__ __forceinline__ Place place_of(int first_token, int tokens) {
+  return {kEnd - tokens, first_token + tokens};
 }
 
 // One thread brings a tile, slab by slab; the barrier completes when all its bytes have come.
@@ -904,7 +906,7 @@ __device__ __forceinline__ void load_slabs(SlabTile<kRows, kTileSlabs>& tile, co
                                            u64* full, int row, int head, int batch) {
 #pragma unroll
   for (int i = 0; i < kTileSlabs; ++i) {
-    ptx::cp_async_bulk_tensor_4d(tile.slab[i], map, full, i * kSlabColumns, row, head, batch);
+    ptx::cp_async_bulk_tensor_5d(tile.slab[i], map, full, i * kSlabColumns, row, head, batch, kEnd);
   }
 }
 
@@ -1306,8 +1308,8 @@ __device__ __forceinline__ void store_output(Shared& shared, const Accumulator& 
 #pragma unroll
       for (int i = 0; i < kPartSlabs; ++i) {
         const int slab = part * kPartSlabs + i;
-        ptx::cp_async_bulk_tensor_4d_store(o_map, tile.slab[i], slab * kColumnsO,
-                                           queries.row + query, work.head, queries.batch);
+        ptx::cp_async_bulk_tensor_5d_store(o_map, tile.slab[i], slab * kColumnsO,
+                                           queries.row + query, work.head, queries.batch, kEnd);
       }
       ptx::cp_async_bulk_commit_group();
     }
@@ -1327,8 +1329,7 @@ v3_fwd_sm90a_bf16_d128_causal_varlen_fc437d11(
     const __grid_constant__ TensorMap v_map, const __grid_constant__ TensorMap o_map,
     float* __restrict__ lse, const int* __restrict__ cu_seqlens_q,
     const int* __restrict__ cu_seqlens_k, const int batch, const int heads, const int kv_heads,
-    const int longest_q, const int longest_k, const int total_q, const int heads_together,
-    const float scale_log2) {
+    const int longest_q, const int total_q, const int heads_together, const float scale_log2) {
   // clang-format on
   extern __shared__ __align__(1024) unsigned char smem_raw[];
   Shared& shared = *reinterpret_cast<Shared*>(smem_raw);
@@ -1341,10 +1342,10 @@ v3_fwd_sm90a_bf16_d128_causal_varlen_fc437d11(
     return Span{seq_q, seq_kv};
   };
   const auto queries_of = [&](const Work& work) {
-    return place_of(work.sequence.q, work.sequence.seq_q, longest_q);
+    return place_of(work.sequence.q, work.sequence.seq_q);
   };
   const auto keys_of = [&](const Work& work) {
-    return place_of(work.sequence.k, work.sequence.seq_kv, longest_k);
+    return place_of(work.sequence.k, work.sequence.seq_kv);
   };
   const auto tiles_of = [&](const Work& work) {
     return key_tiles(work.first_query, span_of(work));
@@ -1535,7 +1536,8 @@ T* made(i64 n, Value value) {
 
 Strides contiguous(i64 heads, i64, i64 head_dim) { return {0, head_dim, heads * head_dim}; }
 
-// For every token the map has a sequence that ends there, as long as the longest: `seq` tokens.
+// For every token the map has a sequence of kEnd rows that ends there; its last dimension takes those
+// rows off, modulo 2^64.
 // The driver's encoder, found through the runtime: nothing needs to be linked.
 template <typename T>
 TensorMap encoded(T* array, i64 batch, i64 heads, i64 seq, i64 width, int rows) {
@@ -1545,14 +1547,15 @@ TensorMap encoded(T* array, i64 batch, i64 heads, i64 seq, i64 width, int rows) 
     cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", reinterpret_cast<void**>(&encode),
                                      12000, cudaEnableDefault, &found);
   }
-  const cuuint64_t ends = batch * seq + 1;
-  const cuuint64_t row = width * sizeof(T), strides[] = {row * heads, row, row * heads};
-  array -= seq * heads * width;
-  const cuuint64_t sizes[] = {cuuint64_t(width), cuuint64_t(seq), cuuint64_t(heads), ends};
-  const cuuint32_t box[] = {kSlabBytes / sizeof(T), cuuint32_t(rows), 1, 1}, ones[] = {1, 1, 1, 1};
+  const cuuint64_t ends = batch * seq + 1, length = kEnd;
+  const cuuint64_t row = width * sizeof(T), token = row * heads;
+  const cuuint64_t strides[] = {token, row, token, (1ull << 34) - token};
+  const cuuint64_t sizes[] = {cuuint64_t(width), length, cuuint64_t(heads), ends, kEnd + 1};
+  const cuuint32_t box[] = {kSlabBytes / sizeof(T), cuuint32_t(rows), 1, 1, 1};
+  const cuuint32_t ones[] = {1, 1, 1, 1, 1};
   auto type = CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
   CUtensorMap map;
-  if (encode(&map, type, 4, array, sizes, strides, box, ones, CU_TENSOR_MAP_INTERLEAVE_NONE,
+  if (encode(&map, type, 5, array, sizes, strides, box, ones, CU_TENSOR_MAP_INTERLEAVE_NONE,
              CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
              CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE)) {
     std::printf("rows of %lld elements are not multiples of 16 bytes\n", width);
@@ -1599,8 +1602,8 @@ int main(int argc, char** argv) {
   for (int run = 0; run < 2; ++run) {  // the second one counts
     cudaEventRecord(start);
     kernel<<<grid, kThreads, kSmemBytes>>>(q_map, k_map, v_map, o_map, lse, cu_seqlens_q,
-                                           cu_seqlens_k, batch, heads, kv_heads, longest_q,
-                                           longest_k, total_q, heads_together, scale_log2);
+                                           cu_seqlens_k, batch, heads, kv_heads, longest_q, total_q,
+                                           heads_together, scale_log2);
     cudaEventRecord(stop);
     cudaEventSynchronize(stop);
     cudaEventElapsedTime(&ms, start, stop);

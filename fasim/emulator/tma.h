@@ -48,12 +48,12 @@ void for_each_row(const TensorMap& map, const int* at, F f) {
   if (first >= last) return;
   const u32 rows = map.box_bytes() / map.row_bytes();
   for (u32 row = 0; row < rows; ++row) {
-    i64 offset = (at[0] + first) * map.element_bytes;
+    u64 offset = u64(at[0] + first) * map.element_bytes;  // modulo 2^64, as on a device
     bool inside = true;
     for (u32 d = 1, rest = row; d < map.rank; rest /= map.box[d++]) {
       const i64 i = at[d] + i64(rest % map.box[d]);
       inside &= i >= 0 && i < i64(map.size[d]);
-      offset += i * i64(map.stride[d - 1]);
+      offset += u64(i) * map.stride[d - 1];
     }
     if (!inside) continue;
     f(u32(row * map.row_bytes() + first * map.element_bytes), map.base + offset,
@@ -87,6 +87,13 @@ inline const TensorMap& Worker::tensor_map(const void* pointer, u32 rank, u32 pl
          "it takes the map of a tensor of %u dimensions, "
          "and this %s",
          rank, map.magic == kMapMagic ? "has another number" : "is no tensor map");
+  }
+  // A device answers with an illegal access, whatever part is asked for (recorded on an H200).
+  const auto has_base = [&](const Array& array) {
+    return map.base >= array.base && map.base < array.base + std::max<i64>(array.bytes, 1);
+  };
+  if (std::none_of(launch_->arrays.begin(), launch_->arrays.end(), has_base)) {
+    fail(current_, "tensor map in no memory", place, "its tensor begins where no array is");
   }
   return map;
 }

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from fasim import reference, tensor_map
 from fasim.errors import UsageError
-from fasim.plan import LONGEST, SLAB_BYTES, Launch, Scalar, contiguous_strides, kernel_strides
+from fasim.plan import SLAB_BYTES, Launch, Scalar, contiguous_strides, kernel_strides
 from fasim.problem import DTYPE_BYTES
 from fasim.render import Kernel
 from fasim.tensor_map import TensorMap
@@ -30,6 +30,7 @@ DTYPES: dict[str, np.dtype[Any]] = {
     "int32": np.dtype(np.int32),
 }
 POISON = 0xFF  # as fp32, fp16 or bf16 these bytes are a NaN that no arithmetic produces
+PACKED_END = 1 << 30  # rows of a packed sequence as TMA sees it; kEnd in V3's kernel
 MAP_FORMAT = f"{tensor_map.BYTES}s"
 FORMATS = {"map": MAP_FORMAT, "ptr": "P", "i32": "i", "i64": "q", "f32": "f", "i64x3": "qqq"}
 
@@ -163,16 +164,14 @@ def tensor_maps(
     for name, rows in launch.boxes.items():
         shape, dtype = arrays[name]
         size = DTYPE_BYTES[dtype]
-        longest = launch.scalars.get(LONGEST.get(name, ""), 0)
-        assert isinstance(longest, int)
         bytes_ = [size * step for step in steps[name]]
-        sizes, strides = _seen(shape, bytes_, longest)
-        box: tuple[int, ...] = (SLAB_BYTES // size, rows, 1, 1)
+        sizes, strides = _seen(shape, bytes_)
+        box = (SLAB_BYTES // size, rows, *[1] * (len(sizes) - 2))
         if group := launch.groups.get(name, 0):
             sizes, strides = _grouped(shape, bytes_, group)
             box = (SLAB_BYTES // size, group, rows // group, 1, 1)
         maps[name] = TensorMap(
-            address=addresses[name] - strides[0] * sizes[1] * (len(shape) == 3),
+            address=addresses[name],
             dtype=dtype,
             sizes=sizes,
             strides=strides,
@@ -182,17 +181,21 @@ def tensor_maps(
     return maps
 
 
-def _seen(shape: tuple[int, ...], steps: list[int], longest: int) -> tuple[Sizes, Strides]:
+def _seen(shape: tuple[int, ...], steps: list[int]) -> tuple[Sizes, Strides]:
     """Sizes, from the innermost on, and strides (bytes) of the others as TMA sees an array.
 
-    In a packed one it sees, for every token e, a sequence of the longest length that ends before e:
-    its row i is token e - longest + i. A kernel that loads or stores row i of a sequence of n
-    tokens asks for row longest - n + i of that which ends where the sequence does; what lies beyond
-    is outside the tensor, and not in the next sequence.
+    In a packed one it sees, for every token e, a sequence of PACKED_END rows that ends before e:
+    its row i is token e - PACKED_END + i. A kernel that loads or stores row i of a sequence of n
+    tokens asks for row PACKED_END - n + i of that which ends where the sequence does; what lies
+    beyond is outside the tensor, and not in the next sequence. The last dimension, always asked for
+    at PACKED_END, subtracts those rows modulo 2^64: PACKED_END steps of 16 GiB are 2^64 bytes. So
+    the map begins where the array does; a device faults where a map begins in memory that is not
+    there (seen on an H200), whatever is loaded.
     """
     if len(shape) == 3:
         tokens, heads, width = shape
-        return (width, max(longest, 1), max(heads, 1), tokens + 1), (steps[0], steps[1], steps[0])
+        sizes = (width, PACKED_END, max(heads, 1), tokens + 1, PACKED_END + 1)
+        return sizes, (steps[0], steps[1], steps[0], (1 << 34) - steps[0])
     batch, heads, seq, width = shape
     return (width, max(seq, 1), max(heads, 1), max(batch, 1)), (steps[2], steps[1], steps[0])
 

@@ -8,18 +8,21 @@ struct Place {
 };
 
 //% if kernel.varlen
-// To TMA every packed token ends a sequence as long as the longest. So rows past the end of one are
-// outside the tensor, and not those of the next: zeros where they are loaded, left out where stored.
+// To TMA every packed token ends a sequence of kEnd rows. So rows past the end of one are outside the
+// tensor, and not those of the next: zeros where they are loaded, left out where stored. A step of the
+// last dimension goes back by a row, and once round all addresses in kEnd of them: at kEnd it takes
+// those rows off again, and the tensor's own address stays the base, which TMA wants to be there.
+constexpr int kEnd = 1 << 30;
 //% if kernel.scaled
 // Blocks of 128 rows, the slabs of V, begin anew with every sequence: at one that no other reaches.
-__device__ __forceinline__ Place place_of(int first_token, int tokens, int longest, int sequence) {
+__device__ __forceinline__ Place place_of(int first_token, int tokens, int sequence) {
   const int first = first_token / kScaleBlock + sequence;
-  return {longest - tokens, first_token + tokens, first, (tokens + kScaleBlock - 1) / kScaleBlock};
+  return {kEnd - tokens, first_token + tokens, first, (tokens + kScaleBlock - 1) / kScaleBlock};
 }
 
 //% else
-__device__ __forceinline__ Place place_of(int first_token, int tokens, int longest) {
-  return {longest - tokens, first_token + tokens};
+__device__ __forceinline__ Place place_of(int first_token, int tokens) {
+  return {kEnd - tokens, first_token + tokens};
 }
 
 //% endif
@@ -30,7 +33,11 @@ __device__ __forceinline__ void load_slabs(SlabTile<kRows, kTileSlabs>& tile, co
                                            u64* full, int row, int head, int batch) {
 #pragma unroll
   for (int i = 0; i < kTileSlabs; ++i) {
+//% if kernel.varlen
+    ptx::cp_async_bulk_tensor_5d(tile.slab[i], map, full, i * kSlabColumns, row, head, batch, kEnd);
+//% else
     ptx::cp_async_bulk_tensor_4d(tile.slab[i], map, full, i * kSlabColumns, row, head, batch);
+//% endif
   }
 }
 

@@ -78,6 +78,9 @@ __device__ __forceinline__ void store_output(Shared& shared, const Accumulator& 
 //% if kernel.pack_gqa
         ptx::cp_async_bulk_tensor_5d_store(o_map, tile.slab[i], slab * kColumnsO, 0,
                                            query >> group_log2, work.head, queries.batch);
+//% elif kernel.varlen
+        ptx::cp_async_bulk_tensor_5d_store(o_map, tile.slab[i], slab * kColumnsO,
+                                           queries.row + query, work.head, queries.batch, kEnd);
 //% else
         ptx::cp_async_bulk_tensor_4d_store(o_map, tile.slab[i], slab * kColumnsO,
                                            queries.row + query, work.head, queries.batch);

@@ -40,7 +40,7 @@ constexpr int kTurnBarrier = 1 + kConsumers;  // a consumer's turn to start prod
 //% endif
 
 // ---- Instructions -------------------------------------------------------------------------------
-//% for name in ("smem_address", "thread_index", "mbarrier_init", "mbarrier_arrive", "mbarrier_arrive_expect_tx", "mbarrier_try_wait", "fence_mbarrier_init", "fence_proxy_async", "cp_async_bulk_tensor_4d", "cp_async_bulk_commit_group", "cp_async_bulk_wait_group", "setmaxnreg_dec", "setmaxnreg_inc", "bar_sync", "wgmma_fence", "wgmma_commit_group", "wgmma_wait_group", "stmatrix_x4", "ex2", "lg2")
+//% for name in ("smem_address", "thread_index", "mbarrier_init", "mbarrier_arrive", "mbarrier_arrive_expect_tx", "mbarrier_try_wait", "fence_mbarrier_init", "fence_proxy_async", "cp_async_bulk_commit_group", "cp_async_bulk_wait_group", "setmaxnreg_dec", "setmaxnreg_inc", "bar_sync", "wgmma_fence", "wgmma_commit_group", "wgmma_wait_group", "stmatrix_x4", "ex2", "lg2")
 //% include "ptx/" ~ name ~ ".cuh"
 //% endfor
 //% if not kernel.scaled
@@ -157,10 +157,10 @@ $(parameters(kernel))) {
     return Span{$(span_terms(kernel))};
   };
   const auto queries_of = [&](const Work& work) {
-    return place_of(work.sequence.q, work.sequence.seq_q, longest_q$(", work.batch" if kernel.scaled));
+    return place_of(work.sequence.q, work.sequence.seq_q$(", work.batch" if kernel.scaled));
   };
   const auto keys_of = [&](const Work& work) {
-    return place_of(work.sequence.k, work.sequence.seq_kv, longest_k$(", work.batch" if kernel.scaled));
+    return place_of(work.sequence.k, work.sequence.seq_kv$(", work.batch" if kernel.scaled));
   };
 //% else
   const auto span_of = [&](const Work&) { return Span{$(span_terms(kernel))}; };

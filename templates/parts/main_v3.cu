@@ -13,7 +13,8 @@
 //% if kernel.pack_gqa
 // Of Q and O a box has all `group` heads that share keys, and as many queries as fill its rows.
 //% elif kernel.varlen
-// For every token the map has a sequence that ends there, as long as the longest: `seq` tokens.
+// For every token the map has a sequence of kEnd rows that ends there; its last dimension takes those
+// rows off, modulo 2^64.
 //% endif
 // The driver's encoder, found through the runtime: nothing needs to be linked.
 template <typename T>
@@ -42,29 +43,36 @@ TensorMap encoded(T* array, i64 batch, i64 heads, i64 seq, i64 width, int rows$(
                             cuuint32_t(group ? rows / group : 1), 1, 1};
   const cuuint32_t ones[] = {1, 1, 1, 1, 1};
 //% elif kernel.varlen and kernel.scaled
+  const cuuint32_t rank = packed ? 5 : 4;
   const cuuint64_t ends = packed ? batch * seq + 1 : batch;
   const cuuint64_t row = width * sizeof(T), token = packed ? row * heads : row;
   const cuuint64_t head = packed ? row : row * seq;
-  const cuuint64_t strides[] = {token, head, packed ? token : head * heads};
-  if (packed) array -= seq * heads * width;
+  const cuuint64_t strides[] = {token, head, packed ? token : head * heads, (1ull << 34) - token};
+  const cuuint64_t length = packed ? kEnd : seq;
 //% elif kernel.varlen
-  const cuuint64_t ends = batch * seq + 1;
-  const cuuint64_t row = width * sizeof(T), strides[] = {row * heads, row, row * heads};
-  array -= seq * heads * width;
+  const cuuint64_t ends = batch * seq + 1, length = kEnd;
+  const cuuint64_t row = width * sizeof(T), token = row * heads;
+  const cuuint64_t strides[] = {token, row, token, (1ull << 34) - token};
 //% else
   const cuuint64_t ends = batch;
   const cuuint64_t row = width * sizeof(T), strides[] = {row, row * seq, row * seq * heads};
 //% endif
 //% if not kernel.pack_gqa
+//% if kernel.varlen
+  const cuuint64_t sizes[] = {cuuint64_t(width), length, cuuint64_t(heads), ends, kEnd + 1};
+  const cuuint32_t box[] = {kSlabBytes / sizeof(T), cuuint32_t(rows), 1, 1, 1};
+  const cuuint32_t ones[] = {1, 1, 1, 1, 1};
+//% else
   const cuuint64_t sizes[] = {cuuint64_t(width), cuuint64_t(seq), cuuint64_t(heads), ends};
   const cuuint32_t box[] = {kSlabBytes / sizeof(T), cuuint32_t(rows), 1, 1}, ones[] = {1, 1, 1, 1};
+//% endif
 //% endif
   auto type = CU_TENSOR_MAP_DATA_TYPE_$("BFLOAT16" if kernel.out_dtype == "bf16" else "FLOAT16");
 //% if kernel.scaled
   if (sizeof(T) == 1) type = CU_TENSOR_MAP_DATA_TYPE_UINT8;
 //% endif
   CUtensorMap map;
-  if (encode(&map, type, $("rank" if kernel.pack_gqa else "4"), array, sizes, strides, box, ones, CU_TENSOR_MAP_INTERLEAVE_NONE,
+  if (encode(&map, type, $("rank" if kernel.pack_gqa or kernel.varlen and kernel.scaled else 5 if kernel.varlen else 4), array, sizes, strides, box, ones, CU_TENSOR_MAP_INTERLEAVE_NONE,
              CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
              CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE)) {
     std::printf("rows of %lld elements are not multiples of 16 bytes\n", width);

@@ -243,4 +243,4 @@ def test_a_wrong_index_is_found(name: str, bug: str) -> None:
     assert kernel.source.count(right) == 1
     edited = parse(kernel.source.replace(right, wrong))
     with pytest.raises((Fault, CheckFailed)):
-        properties.verify(edited, EmulatorRunner(), examples=4).check()
+        properties.verify(edited, EmulatorRunner(), examples=15).check()

@@ -68,6 +68,28 @@ def test_v3_pads_rows(head_dim: int, head_dim_v: int, varlen: bool) -> None:
     properties.verify(render(plan), gpu.GpuRunner(), examples=15).check()
 
 
+@pytest.mark.parametrize("dtype", ["bf16", "e4m3"])
+def test_v3_takes_few_tokens_of_long_sequences(dtype: str) -> None:
+    """Nothing of a packed tensor is looked for where a sequence of the greatest length began."""
+    here = load("auto")
+    if here.arch != "sm_90a":
+        pytest.skip("V3 runs on sm_90a only")
+    problem = Problem(batch=1, heads=8, kv_heads=1, seq=4_000_000, dtype=dtype, varlen=True)
+    plan = planner.plan(problem, here, "v3").plan
+    assert plan
+    tokens = 33
+    q, k, v = draw(*((tokens, heads, 128) for heads in (8, 1, 1)), dtype=dtype)
+    given = {"q": q, "k": k, "v": v}
+    given |= {f"cu_seqlens_{of}": np.array([0, tokens], np.int32) for of in "qk"}
+    launch = plan.launch_for(problem, tokens=(tokens, tokens))
+    shapes = {name: shape for name, (shape, _) in launch.inputs.items() if name.endswith("_scale")}
+    given |= {name: np.ones(shape, np.float32) for name, shape in shapes.items()}
+    got = gpu.GpuRunner().run(render(plan), given, launch)
+    wanted = reference.attention(*(x.swapaxes(0, 1)[None] for x in (q, k, v)))
+    error = np.abs(got["o"].swapaxes(0, 1)[None].astype(np.float64) - wanted.o).max()
+    assert error < (0.02 if dtype == "bf16" else 0.2)
+
+
 @pytest.mark.parametrize(
     "options",
     [

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import hopper
 import pytest
 from hopper import NOTHING, Shape, finder, launch, source
 from hopper_bugs import BUGS, SEEDS, Bug, look, right
 
-from fasim.emulator.program import Fault, Span
+from fasim.emulator.program import Fault, Mapped, Span
 from fasim.emulator.trace import roles
 
 pytestmark = pytest.mark.emulator
@@ -34,6 +37,19 @@ def test_nothing_is_found_in_the_right_kernel(shape: Shape) -> None:
 @pytest.mark.parametrize("kernel", sorted({bug.kernel for bug in BUGS if bug.kernel}))
 def test_nothing_is_found_in_the_right_case(kernel: str) -> None:
     assert {look(kernel, right(kernel), seed) for seed in range(3)} == {NOTHING}
+
+
+def test_a_map_that_begins_before_its_array_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All boxes lie in the array; a device faults nevertheless."""
+    right_map = hopper.mapped
+
+    def early(name: str, x: hopper.Array) -> Mapped:
+        made = right_map(name, x)
+        tensor = replace(made.map, address=made.map.address - (1 << 20))
+        return replace(made, map=tensor)
+
+    monkeypatch.setattr(hopper, "mapped", early)
+    assert finder(source(), Shape(), 0) == "tensor map in no memory"
 
 
 def test_every_byte_of_a_box_is_counted() -> None:

@@ -10,7 +10,7 @@ from fasim import gpu, planner
 from fasim.errors import UsageError
 from fasim.plan import Launch, Tile, contiguous_strides
 from fasim.problem import Problem
-from fasim.runners.arrays import tensor_maps
+from fasim.runners.arrays import PACKED_END, tensor_maps
 from fasim.tensor_map import BYTES, TensorMap, _Aligned, placed
 
 GOOD: dict[str, Any] = {
@@ -125,21 +125,18 @@ def test_tma_sees_slabs_of_a_head() -> None:
 
 
 def test_every_packed_token_ends_a_sequence() -> None:
-    """Row ``longest - n + i`` of the sequence that ends at token e is token e - n + i."""
+    """Row ``PACKED_END - n + i`` of the sequence that ends at token e is token e - n + i."""
     made = maps(launch(tokens=(500, 390), varlen=True))
-    for name, longest, tokens, heads in (
-        ("q", 300, 500, 4),
-        ("v", 200, 390, 2),
-        ("o", 300, 500, 4),
-    ):
+    for name, tokens, heads in (("q", 500, 4), ("v", 390, 2), ("o", 500, 4)):
         one, token = made[name], heads * 144
-        assert one.sizes == (72, longest, heads, tokens + 1)
-        assert one.strides == (token, 144, token)
-        for end, count, row in ((tokens, 7, 0), (150, 100, 99), (longest, longest, 0)):
-            place = one.address + (longest - count + row) * one.strides[0] + end * one.strides[2]
-            assert place == (1 << 32) + (end - count + row) * token
+        assert one.sizes == (72, PACKED_END, heads, tokens + 1, PACKED_END + 1)
+        assert one.address == 1 << 32
+        for end, count, row in ((tokens, 7, 0), (150, 100, 99), (200, 200, 0)):
+            at = (PACKED_END - count + row, 0, end, PACKED_END)
+            offset = sum(i * step for i, step in zip(at, one.strides, strict=True))
+            assert offset % 2**64 == (end - count + row) * token
 
 
 def test_arrays_without_elements_have_maps() -> None:
     empty = maps(launch(tokens=(0, 0), varlen=True))
-    assert empty["q"].sizes == (72, 300, 4, 1)
+    assert empty["q"].sizes == (72, PACKED_END, 4, 1, PACKED_END + 1)
