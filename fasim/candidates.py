@@ -34,7 +34,7 @@ E4M3_KEYS = tuple(range(32, 257, 32))
 V1_KEYS = (64, 96, 128, 160, 192, 224, 256, 320, 384, 448, 512, 640, 768, 1024)
 V1_STEPS = (32, 64)
 SPLIT_WARPS, SPLIT_KEYS, SPLIT_STAGES = (4, 8), (16, 32), (1, 2, 3, 4)
-V3_STAGES = (2, 4)  # powers of two: the place in a ring is asked in every step
+V3_STAGES = (2, 3, 4)
 BACKWARD_QUERIES = (32, 64, 128)
 MOST_GRADIENT_COLUMNS = 304  # of dK and dV together, where a warp has 16 keys for itself
 BACKWARD_BLOCKS = (32, 48, 64, 80, 96, 112, 128)
@@ -189,7 +189,7 @@ def judged(tile: Tile | tuple[int, int], algo: str, pass_: str) -> Tiles:
         ]
         or [(1, 1, 0, "registers")],
         **{
-            (name, "fwd"): itertools.product((8, 12), V3_STAGES, (0,), ("registers",))
+            (name, "fwd"): itertools.product((4, 8, 12), V3_STAGES, (0,), ("registers",))
             for name in V3
         },
         ("v1", "bwd"): itertools.product((2, 4, 8), (1,), (0,), ("registers", "shared")),

@@ -39,6 +39,7 @@ from fasim.model.visits import (
 from fasim.plan import (
     SLAB_BYTES,
     V3,
+    V3_BLOCKS,
     V3_TAIL_BYTES,
     WARP,
     WARPGROUP,
@@ -389,7 +390,10 @@ def _ceiling(case: _Case) -> str:
     groups = case.tile.warps // WARPGROUP
     if case.entry.algo != "v3":
         return f"{case.gpu.registers_per_thread} a thread"
-    return f"{CONSUMER_REGISTERS[groups]} for each of {groups} consumer warpgroups"
+    granted = CONSUMER_REGISTERS[groups]
+    if groups == 1:
+        return f"{granted} for the consumer warpgroup of each of {V3_BLOCKS[1]} blocks"
+    return f"{granted} for each of {groups} consumer warpgroups"
 
 
 def _grant_reason(needed: int, wanted: int, cap: int) -> str:

@@ -6,7 +6,7 @@ adding a rule here.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -21,6 +21,7 @@ from fasim.plan import (
     LOADER_THREADS,
     SLAB_BYTES,
     V3,
+    V3_BLOCKS,
     WARPGROUP,
     WARPGROUP_ROWS,
     backward_stages,
@@ -34,8 +35,9 @@ from fasim.problem import Problem
 
 KIB = 1024
 MAX_GRID = 2**31 - 1
-# setmaxnreg of a consumer, by the number of consumer warpgroups: as in FlashAttention-3.
-CONSUMER_REGISTERS = {2: 240, 3: 160}
+# setmaxnreg of a consumer, by the number of consumer warpgroups: as in FlashAttention-3, and what
+# three blocks with one have on an SM.
+CONSUMER_REGISTERS = {1: 136, 2: 240, 3: 160}
 ROWS_PER_WARP = (16, 32)
 SPLIT_FP32_COLUMNS = 128
 
@@ -63,17 +65,20 @@ class Case:
         capability = gpu.compute_capability
         registers = footprint.registers(problem, algo, pass_, tiles, capability)
         threads = tiles.threads + (LOADER_THREADS if algo in V3 else 0)
-        launch = register_cap(gpu, threads, 1) if algo in V3 else registers
+        together = _of_groups(tiles, V3_BLOCKS)  # blocks on an SM
+        launch = register_cap(gpu, threads, together) if algo in V3 else registers
         blocks, limiter = residency(gpu, threads, launch, smem)
         share = register_cap(gpu, threads, blocks)
         if algo == "v2_split":
             tiles = tiles.split(_split_counts(problem, tiles, gpu.sm_count * blocks))
         if algo in V3 and pass_ == "fwd":
-            granted = _consumer_cap(tiles)
+            granted = _of_groups(tiles, CONSUMER_REGISTERS)
         else:
             granted = footprint.granted(problem, algo, pass_, tiles, share, capability)
         resident = tiles.resident(np.maximum(blocks, 1)).granted(granted)
-        cap = _consumer_cap(tiles) if algo in V3 else register_cap(gpu, threads, 1)
+        cap = register_cap(gpu, threads, 1)
+        if algo in V3:
+            cap = _of_groups(tiles, CONSUMER_REGISTERS)
         return cls(
             *(problem, gpu, algo, pass_, resident, threads, smem),
             *(registers, launch, blocks, limiter, cap),
@@ -129,11 +134,10 @@ def _split_counts(problem: Problem, tiles: Tiles, slots: Ints) -> Ints:
     return np.array([split_count(*map(int, count)) for count in counts], dtype=np.int64)
 
 
-def _consumer_cap(tiles: Tiles) -> Ints:
+def _of_groups(tiles: Tiles, values: Mapping[int, int]) -> Ints:
+    """Of V3's tiles what is given by their number of consumer warpgroups; 0 for other numbers."""
     groups = tiles.warps // WARPGROUP
-    return np.select(
-        [groups == n for n in CONSUMER_REGISTERS], list(CONSUMER_REGISTERS.values()), default=0
-    )
+    return np.select([groups == n for n in values], list(values.values()), default=0)
 
 
 @dataclass(frozen=True)
@@ -278,9 +282,26 @@ def _instruction_width() -> Rule:
 
 
 def _consumers() -> Rule:
+    """One warpgroup computes in the forward pass in 16 bits only."""
+
+    def numbers(case: Case) -> list[int]:
+        lone = case.pass_ == "fwd" and case.problem.dtype != "e4m3"
+        return [n for n in CONSUMER_REGISTERS if n > 1 or lone]
+
     return Rule(
-        lambda c: np.isin(c.tiles.warps, [WARPGROUP * n for n in CONSUMER_REGISTERS]),
-        lambda c, i: f"{c.tiles.warps[i]} consumer warps are not 2 or 3 warpgroups",
+        lambda c: np.isin(c.tiles.warps, [WARPGROUP * n for n in numbers(c)]),
+        lambda c, i: f"{c.tiles.warps[i]} consumer warps are not {numbers(c)[0]} to 3 warpgroups",
+    )
+
+
+def _together() -> Rule:
+    """Blocks with one consumer hide each other's waits: one alone would hide none."""
+    return Rule(
+        lambda c: c.blocks_per_sm >= _of_groups(c.tiles, V3_BLOCKS),
+        lambda c, i: (
+            f"{_of_groups(c.tiles, V3_BLOCKS)[i]} blocks are to share an SM, and"
+            f" {c.blocks_per_sm[i]} of {c.smem[i] / KIB:.1f} KiB fit"
+        ),
     )
 
 
@@ -417,8 +438,8 @@ RULES: dict[tuple[str, str], tuple[Rule, ...]] = {
         *(_whole_packed_rows(), _shared_keys(), _fp32_columns(), _parts_fit()),
         *_LIMITS,
     ),
-    ("v3", "fwd"): (*_V3, _whole_warpgroup_rows(), _whole_slabs(), *_LIMITS),
-    ("v3_packed", "fwd"): (_packs(), *_V3, _whole_warpgroup_rows(), *_LIMITS),
+    ("v3", "fwd"): (*_V3, _whole_warpgroup_rows(), _whole_slabs(), *_LIMITS, _together()),
+    ("v3_packed", "fwd"): (_packs(), *_V3, _whole_warpgroup_rows(), *_LIMITS, _together()),
     ("v1", "bwd"): (*_OWNED, _one_stage(), *_LIMITS),
     **{(name, "bwd"): (*_KEYS, *_LIMITS) for name in ("v2", *(f"v2_{form}" for form in FORMS))},
     ("v3", "bwd"): (*_V3, *_LIMITS),

@@ -97,6 +97,8 @@ LEAST_QUERY_STEP = {"fp32": 8, "fp16": 16, "bf16": 16}  # for each 16 keys of th
 # V3: warps of a group that multiplies together, and the rows it multiplies; threads of the group
 # that loads; columns of a tile's slabs, rows of 128 bytes; the most shared memory of a block.
 WARPGROUP, WARPGROUP_ROWS, LOADER_THREADS = 4, 64, 128
+# V3's thread blocks on an SM, by their consumer warpgroups: those of one come in threes.
+V3_BLOCKS = {1: 3, 2: 1, 3: 1}
 SLAB_BYTES, HOPPER_SMEM = 128, 232448
 # V3 in e4m3: a row of ones joins those of V transposed, whose keys fill whole slabs; threads of a
 # block that transposes, and the bytes that each does.
@@ -984,14 +986,17 @@ def _nonsense_v3(kernel: KernelSpec) -> Iterator[str]:
         yield f"no template makes V3 from {kernel.dtype} to {kernel.out_dtype}"
     if kernel.pack_gqa and (why := unpackable(kernel)):
         yield why
+    if kernel.transposes and kernel.tile.warps == WARPGROUP:
+        yield "V3 in e4m3 has two or three consumer warpgroups"
     if kernel.transposes and kernel.tile.block_kv != SLAB_BYTES:
         yield f"block_kv {kernel.tile.block_kv} is not one slab of {SLAB_BYTES} keys of V"
 
 
 def _ragged_v3(tile: Tile) -> Iterator[str]:
     """The same where warpgroups multiply 64 rows each, with keys as wide as one instruction."""
-    if tile.warps not in (8, 12) or tile.block_q * WARPGROUP != tile.warps * WARPGROUP_ROWS:
-        yield f"block_q {tile.block_q} is not 64 rows for each of 2 or 3 warpgroups"
+    whole = tile.block_q * WARPGROUP == tile.warps * WARPGROUP_ROWS
+    if tile.warps % WARPGROUP or tile.warps // WARPGROUP not in V3_BLOCKS or not whole:
+        yield f"block_q {tile.block_q} is not 64 rows for each of 1 to 3 warpgroups"
     if tile.block_kv > 256:
         yield f"block_kv {tile.block_kv} exceeds the 256 columns of a wgmma"
     if tile.keys_per_step != tile.block_kv:

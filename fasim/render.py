@@ -32,6 +32,7 @@ from fasim.plan import (
     SCALE_INPUTS,
     SIGNS,
     SLAB_BYTES,
+    V3_BLOCKS,
     WARPGROUP,
     KernelSpec,
     Plan,
@@ -512,7 +513,8 @@ def output_parts(kernel: KernelSpec) -> int:
 def loader_registers(tile: Tile) -> int:
     """Of a thread that loads: what those that compute leave of all that the block starts with."""
     groups = tile.warps // WARPGROUP
-    at_start = min(MOST_AT_START, SM_REGISTERS // (groups + 1) // LOADER_THREADS // 8 * 8)
+    of_block = SM_REGISTERS // V3_BLOCKS[groups]
+    at_start = min(MOST_AT_START, of_block // (groups + 1) // LOADER_THREADS // 8 * 8)
     return max(24, min(56, at_start * (groups + 1) - tile.registers * groups))
 
 
@@ -572,6 +574,7 @@ def _environment() -> jinja2.Environment:
     helpers |= {option.__name__: option for option in options}
     environment.globals.update(helpers, ctype=CTYPES.__getitem__, ptx_type=PTX_TYPES.__getitem__)
     environment.globals["SCALE_BLOCK"] = SCALE_BLOCK
+    environment.globals["V3_BLOCKS"] = V3_BLOCKS
     return environment
 
 

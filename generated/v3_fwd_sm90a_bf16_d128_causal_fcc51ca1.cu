@@ -50,11 +50,11 @@
 //   3167b13b  device/timeline.cuh
 //   689d4211  device/turn.cuh
 //   c2706fe3  device/types.cuh
-//   1b25d96a  kernels/v3_fwd.cu
-//   4994fd5e  parts/constants_v3.cuh
+//   6f23e656  kernels/v3_fwd.cu
+//   454b33f2  parts/constants_v3.cuh
 //   5a818b86  parts/main_arrays.cuh
 //   92b4175b  parts/main_options.cuh
-//   bff14614  parts/main_v3.cu
+//   20d02325  parts/main_v3.cu
 //   5af47db7  ptx/bar_arrive.cuh
 //   18bd1382  ptx/bar_sync.cuh
 //   f0e3942d  ptx/clock64.cuh
@@ -95,7 +95,7 @@
 // "fwd", "scale": 0.08838834764831843, "scales": "tensor", "seq": 8192, "seq_kv": 8192, "softcap":
 // 0.0, "varlen": false, "window": [-1, -1]}, "schema": "fasim.plan/1", "slots": 132, "smem_bytes":
 // 230400}
-// ---- the rest of the file has sha256 a6d3e62896a29f5da3fb66615296107bf5049106265cfdcf3fb03ad8989eca38
+// ---- the rest of the file has sha256 31d8f989c7bc4a1b5fb4f5e63a15e0a2215b3e3816ec4a271efe5ac92dff78d0
 // FlashAttention-3, forward (Shah et al. 2024, algorithms 1 and 2).
 //
 // A block stays on its SM and works on one tile of queries after the other. One warpgroup, the producer,
@@ -143,6 +143,7 @@ constexpr int kBlockKV = 128;  // B_c: keys of one tile
 constexpr int kStepKV = kBlockKV;  // keys whose scores fit the registers at once
 constexpr int kConsumers = 2;  // warpgroups that compute, 64 queries each
 constexpr int kThreads = 128 * (kConsumers + 1);  // and one that loads
+constexpr int kBlocks = 1;  // on an SM
 constexpr int kWarpRows = 16;  // a warp owns whole rows, so softmax stays inside it
 constexpr int kRowTiles = 1;
 constexpr int kStages = 2;  // tiles of K in shared memory, and of V
@@ -166,7 +167,7 @@ constexpr int kSlabsV = kSlabsO;
 static_assert(kConsumers * 64 == kBlockQ && 1 <= kConsumers && kConsumers <= 3, "64 rows each");
 static_assert(kBlockKV % kGranule == 0 && kBlockKV <= 256, "whole steps, one instruction wide");
 static_assert(kSlabsO % kOutputParts == 0, "whole slabs of O");
-static_assert(128 * (kConsumers * kRegisters + kLoaderRegisters) <= 65536, "one block fits an SM");
+static_assert(128 * (kConsumers * kRegisters + kLoaderRegisters) * kBlocks <= 65536, "they fit");
 static_assert(kD - kHeadDim < kGranule && kDV - kHeadDimV < kGranule, "zeros to the next step");
 
 // Named barriers: 0 is __syncthreads.
@@ -1279,14 +1280,18 @@ __device__ __forceinline__ void store_output(Shared& shared, const Accumulator& 
   }
 }
 
-// A consumer has started its products: the next one may.
+// A consumer has started its products: the next one may. One alone takes no turns.
 __device__ __forceinline__ void pass_turn(int consumer) {
-  ptx::bar_arrive(kTurnBarrier + (consumer + 1) % kConsumers, 256);
+  if (kConsumers > 1) ptx::bar_arrive(kTurnBarrier + (consumer + 1) % kConsumers, 256);
+}
+
+__device__ __forceinline__ void await_turn(int consumer) {
+  if (kConsumers > 1) ptx::bar_sync(kTurnBarrier + consumer, 256);
 }
 
 // ---- Kernel -------------------------------------------------------------------------------------
 // clang-format off
-extern "C" __global__ void __launch_bounds__(kThreads, 1)
+extern "C" __global__ void __launch_bounds__(kThreads, kBlocks)
 v3_fwd_sm90a_bf16_d128_causal_fcc51ca1(
     const __grid_constant__ TensorMap q_map, const __grid_constant__ TensorMap k_map,
     const __grid_constant__ TensorMap v_map, const __grid_constant__ TensorMap o_map,
@@ -1355,7 +1360,7 @@ v3_fwd_sm90a_bf16_d128_causal_fcc51ca1(
     const int slot = n % kStages;
     note(kAsked, n);
     await_keys(n);
-    ptx::bar_sync(kTurnBarrier + warpgroup, 256);
+    await_turn(warpgroup);
     note(kBegan, n);
     start_scores(s, descriptor_of(shared.q[(round - 1) % kQStages][warpgroup]),
                  descriptor_of(shared.k[slot]));
@@ -1440,7 +1445,7 @@ v3_fwd_sm90a_bf16_d128_causal_fcc51ca1(
     note(kStored, n);
   }
   if (leads) ptx::cp_async_bulk_wait_group_read<0>();
-  if (warpgroup == 0) ptx::bar_sync(kTurnBarrier, 256);  // the turn that no one took
+  if (warpgroup == 0) await_turn(0);  // the one that no one took
 }
 
 #ifdef FASIM_MAIN
@@ -1524,6 +1529,7 @@ int main(int argc, char** argv) {
   const TensorMap o_map = encoded(o, batch, heads, seq_q, kHeadDimV, 64);
   int blocks = 132;
   cudaDeviceGetAttribute(&blocks, cudaDevAttrMultiProcessorCount, 0);
+  blocks *= kBlocks;
   const int q_blocks = (seq_q + kBlockQ - 1) / kBlockQ, tiles = batch * heads * q_blocks;
   const int grid = blocks < tiles ? blocks : tiles;
   const int rounds = 2 * blocks / greatest_common_divisor(2 * blocks, q_blocks);

@@ -57,15 +57,15 @@
 //   db6d7e5a  device/store_tma.cuh
 //   567f0171  device/tensor_map.cuh
 //   3167b13b  device/timeline.cuh
-//   90815c12  device/transpose_e4m3.cuh
+//   c8b7bd88  device/transpose_e4m3.cuh
 //   689d4211  device/turn.cuh
 //   c2706fe3  device/types.cuh
 //   8715e91b  device/weights_e4m3.cuh
-//   1b25d96a  kernels/v3_fwd.cu
-//   4994fd5e  parts/constants_v3.cuh
+//   6f23e656  kernels/v3_fwd.cu
+//   454b33f2  parts/constants_v3.cuh
 //   5a818b86  parts/main_arrays.cuh
 //   92b4175b  parts/main_options.cuh
-//   bff14614  parts/main_v3.cu
+//   20d02325  parts/main_v3.cu
 //   18bd1382  ptx/bar_sync.cuh
 //   f0e3942d  ptx/clock64.cuh
 //   bdcce3e8  ptx/cp_async_bulk_commit_group.cuh
@@ -106,7 +106,7 @@
 // "fwd", "scale": 0.08838834764831843, "scales": "head", "seq": 8192, "seq_kv": 8192, "softcap":
 // 0.0, "varlen": false, "window": [-1, -1]}, "schema": "fasim.plan/1", "slots": 132, "smem_bytes":
 // 166912}
-// ---- the rest of the file has sha256 a3967b480aad8c41f09243dda548eb9d973ef0172e0024cc7e603574e949799e
+// ---- the rest of the file has sha256 99a7feed9f1034ca09d9b714243efa186682540c93568f85a7dba2d398b1ce60
 // FlashAttention-3, forward (Shah et al. 2024, algorithms 1 and 2).
 //
 // A block stays on its SM and works on one tile of queries after the other. One warpgroup, the producer,
@@ -153,6 +153,7 @@ constexpr int kBlockKV = 128;  // B_c: keys of one tile
 constexpr int kStepKV = kBlockKV;  // keys whose scores fit the registers at once
 constexpr int kConsumers = 3;  // warpgroups that compute, 64 queries each
 constexpr int kThreads = 128 * (kConsumers + 1);  // and one that loads
+constexpr int kBlocks = 1;  // on an SM
 constexpr int kWarpRows = 16;  // a warp owns whole rows, so softmax stays inside it
 constexpr int kRowTiles = 1;
 constexpr int kStages = 2;  // tiles of K in shared memory, and of V
@@ -184,7 +185,7 @@ static_assert(kConsumers * 64 == kBlockQ && 1 <= kConsumers && kConsumers <= 3, 
 static_assert(kBlockKV % kGranule == 0 && kBlockKV <= 256, "whole steps, one instruction wide");
 static_assert(kSlabsO % kOutputParts == 0, "whole slabs of O");
 static_assert(kSlabsV * kSlabColumns == kBlockKV, "whole slabs of keys");
-static_assert(128 * (kConsumers * kRegisters + kLoaderRegisters) <= 65536, "one block fits an SM");
+static_assert(128 * (kConsumers * kRegisters + kLoaderRegisters) * kBlocks <= 65536, "they fit");
 static_assert(kD - kHeadDim < kGranule && kDV - kHeadDimV < kGranule, "zeros to the next step");
 
 // Named barriers: 0 is __syncthreads.
@@ -1531,7 +1532,7 @@ __device__ constexpr int key_at(int place) {
 // in the order of key_at. Keys beyond the last are zeros. A thread takes a square of V into its registers,
 // all of it at once, and writes it turned: no shared memory, and no thread waits for another.
 constexpr int kTransposers = 64;  // threads of a block; those of a slab may be fewer, or more
-constexpr int kTransposingBlocks = 12;  // on an SM: more would spill
+constexpr int kTransposingBlocks = 8;  // on an SM
 constexpr int kSquare = 16;  // keys of a thread, of which the order begins anew, and columns
 constexpr int kSquares = kSlabColumns / kSquare;  // that make whole rows of a slab
 constexpr int kSlabTransposers = kDV / kSquare * kSquares;
@@ -1605,7 +1606,7 @@ v3_fwd_sm90a_e4m3_d128_causal_12453b3c_transpose(
 
 // ---- Kernel -------------------------------------------------------------------------------------
 // clang-format off
-extern "C" __global__ void __launch_bounds__(kThreads, 1)
+extern "C" __global__ void __launch_bounds__(kThreads, kBlocks)
 v3_fwd_sm90a_e4m3_d128_causal_12453b3c(
     const __grid_constant__ TensorMap q_map, const __grid_constant__ TensorMap k_map,
     const __grid_constant__ TensorMap vt_map, const __grid_constant__ TensorMap o_map,
@@ -1893,6 +1894,7 @@ int main(int argc, char** argv) {
   const int slab_blocks = (all_slabs * kSlabTransposers + kTransposers - 1) / kTransposers;
   int blocks = 132;
   cudaDeviceGetAttribute(&blocks, cudaDevAttrMultiProcessorCount, 0);
+  blocks *= kBlocks;
   const int q_blocks = (seq_q + kBlockQ - 1) / kBlockQ, tiles = batch * heads * q_blocks;
   const int grid = blocks < tiles ? blocks : tiles;
   const int rounds = 2 * blocks / greatest_common_divisor(2 * blocks, q_blocks);

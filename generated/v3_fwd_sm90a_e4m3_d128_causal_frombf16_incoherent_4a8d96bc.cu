@@ -67,11 +67,11 @@
 //   689d4211  device/turn.cuh
 //   c2706fe3  device/types.cuh
 //   8715e91b  device/weights_e4m3.cuh
-//   1b25d96a  kernels/v3_fwd.cu
-//   4994fd5e  parts/constants_v3.cuh
+//   6f23e656  kernels/v3_fwd.cu
+//   454b33f2  parts/constants_v3.cuh
 //   5a818b86  parts/main_arrays.cuh
 //   92b4175b  parts/main_options.cuh
-//   bff14614  parts/main_v3.cu
+//   20d02325  parts/main_v3.cu
 //   18bd1382  ptx/bar_sync.cuh
 //   f0e3942d  ptx/clock64.cuh
 //   bdcce3e8  ptx/cp_async_bulk_commit_group.cuh
@@ -112,7 +112,7 @@
 // "incoherent": true, "kv_heads": 8, "out_dtype": "bf16", "pass": "fwd", "scale":
 // 0.08838834764831843, "scales": "block", "seq": 8192, "seq_kv": 8192, "softcap": 0.0, "varlen":
 // false, "window": [-1, -1]}, "schema": "fasim.plan/1", "slots": 132, "smem_bytes": 166912}
-// ---- the rest of the file has sha256 25a67f21deb6a45b1ed41908a1d84a46ce7ea11255d04bff376692e7c9fd8a9a
+// ---- the rest of the file has sha256 3931ac99432f1fb9b6a6c05689fd03e3d2b09e0f2a4dd0326372ad478eb6b35e
 // FlashAttention-3, forward (Shah et al. 2024, algorithms 1 and 2).
 //
 // A block stays on its SM and works on one tile of queries after the other. One warpgroup, the producer,
@@ -159,6 +159,7 @@ constexpr int kBlockKV = 128;  // B_c: keys of one tile
 constexpr int kStepKV = kBlockKV;  // keys whose scores fit the registers at once
 constexpr int kConsumers = 3;  // warpgroups that compute, 64 queries each
 constexpr int kThreads = 128 * (kConsumers + 1);  // and one that loads
+constexpr int kBlocks = 1;  // on an SM
 constexpr int kWarpRows = 16;  // a warp owns whole rows, so softmax stays inside it
 constexpr int kRowTiles = 1;
 constexpr int kStages = 2;  // tiles of K in shared memory, and of V
@@ -193,7 +194,7 @@ static_assert(kSlabsO % kOutputParts == 0, "whole slabs of O");
 static_assert(kSlabsV * kSlabColumns == kBlockKV, "whole slabs of keys");
 static_assert(kBlockKV == kScaleBlock, "a tile of keys has one scale factor");
 static_assert(kScaleBlock % 64 == 0, "a consumer's queries have one");
-static_assert(128 * (kConsumers * kRegisters + kLoaderRegisters) <= 65536, "one block fits an SM");
+static_assert(128 * (kConsumers * kRegisters + kLoaderRegisters) * kBlocks <= 65536, "they fit");
 static_assert(kD - kHeadDim < kGranule && kDV - kHeadDimV < kGranule, "zeros to the next step");
 
 // Named barriers: 0 is __syncthreads.
@@ -1894,7 +1895,7 @@ v3_fwd_sm90a_e4m3_d128_causal_frombf16_incoherent_4a8d96bc_quantise(
 
 // ---- Kernel -------------------------------------------------------------------------------------
 // clang-format off
-extern "C" __global__ void __launch_bounds__(kThreads, 1)
+extern "C" __global__ void __launch_bounds__(kThreads, kBlocks)
 v3_fwd_sm90a_e4m3_d128_causal_frombf16_incoherent_4a8d96bc(
     const __grid_constant__ TensorMap q8_map, const __grid_constant__ TensorMap k8_map,
     const __grid_constant__ TensorMap vt_map, const __grid_constant__ TensorMap o_map,
@@ -2183,6 +2184,7 @@ int main(int argc, char** argv) {
   const TensorMap o_map = encoded(o, batch, heads, seq_q, kHeadDimV, 64);
   int blocks = 132;
   cudaDeviceGetAttribute(&blocks, cudaDevAttrMultiProcessorCount, 0);
+  blocks *= kBlocks;
   const int q_blocks = (seq_q + kBlockQ - 1) / kBlockQ, tiles = batch * heads * q_blocks;
   const int grid = blocks < tiles ? blocks : tiles;
   const int rounds = 2 * blocks / greatest_common_divisor(2 * blocks, q_blocks);

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from fasim.model.silicon import Rates
-from fasim.model.tiles import Reals, Tiles, padded
+from fasim.model.tiles import Reals, Tiles, padded, round_up
 from fasim.plan import LAZY_DTYPES, QUERY_STEP, V3, transposed_rows
 from fasim.problem import Problem
 
@@ -38,6 +38,8 @@ E4M3_SOFTMAX = 1.12
 # its way to O, and the share of the products' time that shows, as other instructions run at half
 # their rate beside products. Fitted to 36 times of one H200 (6 % off on average, 16 % at most).
 E4M3_COLUMN, E4M3_SHOWS = 1.0, 0.5
+# TMA's rows of 96 and 80 bytes against those of 128. Fitted to three times of one H200.
+LINE_BYTES, SECTOR_BYTES, CROSSING_LINES, CROSSING_SECTORS = 128, 32, 1.4, 2.3
 # fp32 fragments are read 16 or 8 bytes a lane with 4 lanes apart: an eighth of a wavefront is new.
 FP32_REREAD = 8
 # fp32 reductions into L2 (dQ of the backward) against reads: 3.7 of 9 TB/s measured on an H200.
@@ -91,6 +93,7 @@ class _Shape:
         )
         self.instructions = SOFTMAX_INSTRUCTIONS + self.options
         self.kv_bytes = self.n * (self.d + self.dv) * self.e
+        self.fetched = sum(_fetched(n * self.e) for n in (problem.head_dim, problem.head_dim_v))
         self.q_bytes = self.m * self.d * self.e
         self.rows_bytes = self.m * (self.d + self.dv) * self.e  # Q and dO
 
@@ -186,9 +189,18 @@ def _wgmma_fwd(shape: _Shape, rates: Rates) -> Step:
         tensor=tensor,
         softmax=softmax,
         smem=smem / rates.smem_bytes,
-        l2=shape.kv_bytes / rates.l2_bytes,
+        l2=np.asarray(shape.n * shape.fetched / rates.l2_bytes),
         fill_bytes=shape.kv_bytes,
     )
+
+
+def _fetched(row_bytes: int) -> float:
+    """What a row that TMA brings costs, in bytes on their way from L2: whole lines, more of them
+    where rows begin anywhere in a line or a sector."""
+    row, lines = round_up(row_bytes, 16), round_up(row_bytes, LINE_BYTES)
+    if row % LINE_BYTES == 0 or LINE_BYTES % row == 0:
+        return float(lines)
+    return float(lines * (CROSSING_LINES if row % SECTOR_BYTES == 0 else CROSSING_SECTORS))
 
 
 def _bwd(shape: _Shape, rates: Rates, smem: Any) -> Step:

@@ -65,9 +65,11 @@ MMA_BLOCK_CLOCKS = {"fwd": 5000.0, "bwd": 6000.0}
 # proportion where it is shorter, and more beyond 128 keys; share that two warpgroups show of what
 # their softmax exceeds half of their matmul by, as one has to wait for the other then. Clocks of a
 # tile of queries besides its steps: of all, of one whose Q has to wait for the last, of each step
-# that masks. Fitted to eight tiles at 16,384 keys on an H200, and to 512.
+# that masks. Fitted to eight tiles at 16,384 keys on an H200, and to 512. Of blocks that share an
+# SM each hides the others': n show an n-th of it all.
 WGMMA_SHOWN_CLOCKS, WGMMA_WAITS = 700.0, 0.4
 WGMMA_TILE_CLOCKS, ONE_Q_CLOCKS, MASKED_STEP_CLOCKS = 2200.0, 3500.0, 1000.0
+RING_CLOCKS = 600.0  # of them that a third stage spares, as the next tile's keys come earlier
 WGMMA_SHOWS, WGMMA_SYNC_CLOCKS = 0.2, 60.0  # backward: share of the shorter, a step's barriers
 WGMMA_BLOCK_CLOCKS = 2000.0  # backward
 # Tiles that the ragged end of a masked launch costs: head by head, and where the longest tiles of
@@ -188,13 +190,13 @@ class _Flash:
         if self.algo == "v3":
             longest = np.maximum(np.maximum(s.tensor, s.softmax), s.smem)
             waits = WGMMA_WAITS * np.maximum(0, s.softmax - s.tensor / 2)
-            waits = waits * ((self.tiles.warps <= 2 * WARPGROUP) & (self.pass_ == "fwd"))
+            waits = waits * ((self.tiles.warps == 2 * WARPGROUP) & (self.pass_ == "fwd"))
             shorter, longer = np.minimum(s.tensor, s.softmax), np.maximum(s.tensor, s.softmax)
             wide = np.maximum(1.0, self.tiles.block_kv / 128)
             shown = WGMMA_SHOWN_CLOCKS * wide * shorter / np.maximum(longer, 1) + waits
             if self.pass_ == "bwd":
                 shown = WGMMA_SHOWS * shorter + WGMMA_SYNC_CLOCKS
-            return np.maximum(longest + shown, s.l2)
+            return np.maximum(longest + shown / self.tiles.blocks_per_sm, s.l2)
         independent = self._independent(resident)
         sync = SYNC_CLOCKS[self.pass_]
         if self.pass_ == "bwd" and self.algo.startswith("v2"):
@@ -306,7 +308,9 @@ class _Flash:
         one_q = v3_smem(self.problem, self.tiles, 2, 1) > HOPPER_SMEM
         uniform = self.problem.mask == "full"
         masked = ceil_div(self._queries, self.tiles.block_kv) * (not uniform)
-        return np.asarray(WGMMA_TILE_CLOCKS + ONE_Q_CLOCKS * one_q + MASKED_STEP_CLOCKS * masked)
+        clocks = WGMMA_TILE_CLOCKS + ONE_Q_CLOCKS * one_q + MASKED_STEP_CLOCKS * masked
+        ahead = RING_CLOCKS * ((self.tiles.stages > 2) & (self.problem.dtype != "e4m3"))
+        return np.asarray((clocks - ahead) / self.tiles.blocks_per_sm)
 
     @property
     def _queries(self) -> Ints:

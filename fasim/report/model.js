@@ -316,11 +316,13 @@ function makeModel(C, GPUS) {
     const c = { p, gpu, variant, smem: smemBytes(p, variant, tile), registers: registersOf(p, variant, tile, gpu) };
     const v3 = isV3(variant);
     c.threads = tile.warps * C.WARP + (v3 ? C.LOADER_THREADS : 0);
-    c.launchRegisters = v3 ? registerCap(gpu, c.threads, 1) : c.registers;
+    const groups = Math.floor(tile.warps / C.WARPGROUP);
+    c.together = v3 ? C.V3_BLOCKS[groups] || 0 : 0;
+    c.launchRegisters = v3 ? registerCap(gpu, c.threads, c.together) : c.registers;
     [c.blocks, c.limiter] = residency(gpu, c.threads, c.launchRegisters, c.smem);
     c.t = { ...tile, splits: 1 };
     if (variant === "v2_split") c.t.splits = splitCount(ceilDiv(p.seq_kv, tile.n), packedBlocks(p, tile), gpu.sm_count * c.blocks);
-    const consumers = C.CONSUMER_REGISTERS[Math.floor(tile.warps / C.WARPGROUP)] || 0;
+    const consumers = C.CONSUMER_REGISTERS[groups] || 0;
     c.t.registers = v3 ? consumers : granted(p, variant, tile, registerCap(gpu, c.threads, c.blocks), gpu);
     c.t.blocks = Math.max(c.blocks, 1);
     c.cap = v3 ? consumers : registerCap(gpu, c.threads, 1);
@@ -359,6 +361,7 @@ function makeModel(C, GPUS) {
   const mergeBytes = ({ p, t }) => t.warps * t.m * (p.dv + 8) * 4;
 
   // [kept, why not in English, why not in Chinese], in the order in which they are asked.
+  const leastGroups = (p) => (p.dtype === "e4m3" ? 2 : 1);
   const RULES = {
     mmaRows: [({ t }) => t.m % (16 * t.warps) === 0,
       ({ t }) => `block_q ${t.m} is no multiple of 16 rows x ${warpsWord(t)} = ${16 * t.warps}`,
@@ -396,9 +399,12 @@ function makeModel(C, GPUS) {
     width: [({ t }) => t.n <= 256,
       ({ t }) => `block_kv ${t.n} exceeds the 256 columns of a wgmma`,
       ({ t }) => `block_kv ${t.n} 超过 wgmma 的 256 列`],
-    consumers: [({ t }) => Object.keys(C.CONSUMER_REGISTERS).some((n) => C.WARPGROUP * n === t.warps),
-      ({ t }) => `${t.warps} consumer warps are not 2 or 3 warpgroups`,
-      ({ t }) => `${t.warps} 个消费者线程束不是 2 或 3 个线程束组`],
+    consumers: [({ p, t }) => Object.keys(C.CONSUMER_REGISTERS).some((n) => n >= leastGroups(p) && C.WARPGROUP * n === t.warps),
+      ({ p, t }) => `${t.warps} consumer warps are not ${leastGroups(p)} to 3 warpgroups`,
+      ({ p, t }) => `${t.warps} 个消费者线程束不是 ${leastGroups(p)} 到 3 个线程束组`],
+    together: [(c) => c.blocks >= c.together,
+      (c) => `${c.together} blocks are to share an SM, and ${c.blocks} of ${fixed1(c.smem / KIB)} KiB fit`,
+      (c) => `一个 SM 须容纳 ${c.together} 个线程块，每块 ${fixed1(c.smem / KIB)} KiB，只能容纳 ${c.blocks} 个`],
     threads: [(c) => c.threads <= c.gpu.threads_per_block,
       (c) => `${c.threads} threads exceed ${c.gpu.threads_per_block} per block`,
       (c) => `${c.threads} 个线程超过每块 ${c.gpu.threads_per_block} 个`],
@@ -424,8 +430,8 @@ function makeModel(C, GPUS) {
     v1: ["mmaRows", "wholeKeys", "oneStage", "wholeSteps", ...FORWARD],
     v2: ["mmaRows", "wholeKeys", "oneStep", ...FORWARD],
     v2_split: ["packedRows", "sharedKeys", "fp32Columns", "partsFit", ...LIMITS],
-    v3: ["consumers", "wholeKeys", "width", "oneStep", "warpgroupRows", "wholeSlabs", ...LIMITS],
-    v3_packed: ["consumers", "wholeKeys", "width", "oneStep", "warpgroupRows", ...LIMITS],
+    v3: ["consumers", "wholeKeys", "width", "oneStep", "warpgroupRows", "wholeSlabs", ...LIMITS, "together"],
+    v3_packed: ["consumers", "wholeKeys", "width", "oneStep", "warpgroupRows", ...LIMITS, "together"],
   };
 
   // The place of the first rule a tile breaks; the number of rules if none.
@@ -468,7 +474,7 @@ function makeModel(C, GPUS) {
     const steps = [16, ...C.V1_STEPS].filter((s) => n % s === 0 && n > s);
     if (variant === "v1") return product(C.WARPS, asked([1]), steps.length ? steps : [n]).map(([w, s, k]) => tileOf(m, n, w, s, k));
     if (variant === "v2") return product(C.WARPS, asked([1, 2])).map(([w, s]) => tileOf(m, n, w, s));
-    if (isV3(variant)) return product([8, 12], asked(C.V3_STAGES)).map(([w, s]) => tileOf(m, n, w, s));
+    if (isV3(variant)) return product([4, 8, 12], asked(C.V3_STAGES)).map(([w, s]) => tileOf(m, n, w, s));
     const shares = product(C.SPLIT_WARPS, asked(C.SPLIT_STAGES)).filter(([w]) => n % w === 0);
     return shares.length ? shares.map(([w, s]) => tileOf(m, n, w, s, n / w)) : [tileOf(m, n, 1, 1)];
   }
@@ -587,6 +593,12 @@ function makeModel(C, GPUS) {
 
   const beside = (a, b) => Math.max(a, b) + C.ISSUE_SHOWS * Math.min(a, b);
 
+  function fetched(rowBytes) {
+    const row = roundUp(rowBytes, 16), lines = roundUp(rowBytes, C.LINE_BYTES);
+    if (row % C.LINE_BYTES === 0 || C.LINE_BYTES % row === 0) return lines;
+    return lines * (row % C.SECTOR_BYTES === 0 ? C.CROSSING_LINES : C.CROSSING_SECTORS);
+  }
+
   // Clocks of one step, pipe by pipe: fasim/model/steps.py.
   function step(p, r, variant, t) {
     const scores = t.m * t.n, kv = t.n * (p.d + p.dv) * p.e, q = t.m * p.d * p.e;
@@ -597,7 +609,8 @@ function makeModel(C, GPUS) {
     if (isV3(variant)) {
       const groups = Math.floor(t.warps / C.WARPGROUP);
       const sums = transposes(variant, p) ? (C.E4M3_COLUMN * t.m * columns) / r.lanes + C.E4M3_SHOWS * tensor : 0;
-      return { tensor, softmax: beside(exponentials, (options * scores) / r.lanes) + sums, smem: (groups * kv + q + kv) / r.smem_bytes, l2: kv / r.l2_bytes, fill: kv };
+      const l2 = (t.n * (fetched(p.head_dim * p.e) + fetched(p.head_dim_v * p.e))) / r.l2_bytes;
+      return { tensor, softmax: beside(exponentials, (options * scores) / r.lanes) + sums, smem: (groups * kv + q + kv) / r.smem_bytes, l2, fill: kv };
     }
     const busy = Math.min(1, (t.warps * Math.max(t.blocks, 1)) / 4), reread = p.dtype === "fp32" ? C.FP32_REREAD : 1;
     let smem = (t.warps * kv * reread + q * Math.floor(t.n / t.step) + kv) / r.smem_bytes, l2 = kv / r.l2_bytes;
@@ -661,10 +674,10 @@ function makeModel(C, GPUS) {
     const { p, variant, t, s } = f;
     if (isV3(variant)) {
       const longest = Math.max(Math.max(s.tensor, s.softmax), s.smem);
-      const waits = t.warps <= 2 * C.WARPGROUP ? C.WGMMA_WAITS * Math.max(0, s.softmax - s.tensor / 2) : 0;
+      const waits = t.warps === 2 * C.WARPGROUP ? C.WGMMA_WAITS * Math.max(0, s.softmax - s.tensor / 2) : 0;
       const shorter = Math.min(s.tensor, s.softmax), longer = Math.max(s.tensor, s.softmax), wide = Math.max(1, t.n / 128);
       const shown = (C.WGMMA_SHOWN_CLOCKS * wide * shorter) / Math.max(longer, 1) + waits;
-      return () => Math.max(longest + shown, s.l2);
+      return () => Math.max(longest + shown / t.blocks, s.l2);
     }
     let [pipes, softmax, alone] = [C.PIPES_SHOW, C.SOFTMAX_SHOWS, C.LONE_SHOWS];
     if (p.dtype === "fp32") pipes = C.FP32_PIPES_SHOW;
@@ -706,7 +719,8 @@ function makeModel(C, GPUS) {
     if (isV3(variant)) {
       const oneQ = v3Smem(p, t, [2, 1]) > C.HOPPER_SMEM ? C.ONE_Q_CLOCKS : 0;
       const masked = p.mask === "full" ? 0 : C.MASKED_STEP_CLOCKS * ceilDiv(queriesOf(p, variant, t), t.n);
-      return steps * law(resident) + (C.WGMMA_TILE_CLOCKS + oneQ + masked);
+      const ahead = t.stages > 2 && p.dtype !== "e4m3" ? C.RING_CLOCKS : 0;
+      return steps * law(resident) + (C.WGMMA_TILE_CLOCKS + oneQ + masked - ahead) / t.blocks;
     }
     const ends = (C.MMA_BLOCK_CLOCKS.fwd + s.serial / 2) / independent(f, resident);
     return steps * law(resident) + ends + (t.m * (p.head_dim * p.e + p.head_dim_v * p.out)) / r.l2_bytes;

@@ -4,7 +4,7 @@
 // in the order of key_at. Keys beyond the last are zeros. A thread takes a square of V into its registers,
 // all of it at once, and writes it turned: no shared memory, and no thread waits for another.
 constexpr int kTransposers = 64;  // threads of a block; those of a slab may be fewer, or more
-constexpr int kTransposingBlocks = 12;  // on an SM: more would spill
+constexpr int kTransposingBlocks = 8;  // on an SM
 constexpr int kSquare = 16;  // keys of a thread, of which the order begins anew, and columns
 constexpr int kSquares = kSlabColumns / kSquare;  // that make whole rows of a slab
 constexpr int kSlabTransposers = kDV / kSquare * kSquares;

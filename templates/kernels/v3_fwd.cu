@@ -133,15 +133,19 @@ constexpr int kTurnBarrier = 1 + kConsumers;  // a consumer's turn to start prod
 //% endif
 
 //% if not kernel.scaled
-// A consumer has started its products: the next one may.
+// A consumer has started its products: the next one may. One alone takes no turns.
 __device__ __forceinline__ void pass_turn(int consumer) {
-  ptx::bar_arrive(kTurnBarrier + (consumer + 1) % kConsumers, 256);
+  if (kConsumers > 1) ptx::bar_arrive(kTurnBarrier + (consumer + 1) % kConsumers, 256);
+}
+
+__device__ __forceinline__ void await_turn(int consumer) {
+  if (kConsumers > 1) ptx::bar_sync(kTurnBarrier + consumer, 256);
 }
 
 //% endif
 // ---- Kernel -------------------------------------------------------------------------------------
 // clang-format off
-extern "C" __global__ void __launch_bounds__(kThreads, 1)
+extern "C" __global__ void __launch_bounds__(kThreads, kBlocks)
 $(kernel.stem)(
 $(parameters(kernel))) {
   // clang-format on
@@ -304,7 +308,7 @@ $(parameters(kernel))) {
 //% if not kernel.scaled
     note(kAsked, n);
     await_keys(n);
-    ptx::bar_sync(kTurnBarrier + warpgroup, 256);
+    await_turn(warpgroup);
 //% endif
     note(kBegan, n);
     start_scores(s, descriptor_of(shared.q[(round - 1) % kQStages][warpgroup]),
@@ -526,7 +530,7 @@ $(parameters(kernel))) {
 //% endif
   if ($("ptx::thread_index() % 128 == 0" if kernel.scaled else "leads")) ptx::cp_async_bulk_wait_group_read<0>();
 //% if not kernel.scaled
-  if (warpgroup == 0) ptx::bar_sync(kTurnBarrier, 256);  // the turn that no one took
+  if (warpgroup == 0) await_turn(0);  // the one that no one took
 //% endif
 }
 

@@ -8,6 +8,7 @@ constexpr int kBlockKV = $(tile.block_kv);  // B_c: keys of one tile
 constexpr int kStepKV = kBlockKV;  // keys whose scores fit the registers at once
 constexpr int kConsumers = $(tile.warps // 4);  // warpgroups that compute, 64 queries each
 constexpr int kThreads = 128 * (kConsumers + 1);  // and one that loads
+constexpr int kBlocks = $(V3_BLOCKS[tile.warps // 4]);  // on an SM
 constexpr int kWarpRows = 16;  // a warp owns whole rows, so softmax stays inside it
 constexpr int kRowTiles = 1;
 constexpr int kStages = $(tile.stages);  // tiles of K in shared memory, and of V
@@ -64,5 +65,5 @@ static_assert(kBlockKV == kScaleBlock, "a tile of keys has one scale factor");
 static_assert(kScaleBlock % 64 == 0, "a consumer's queries have one");
 //% endif
 //% endif
-static_assert(128 * (kConsumers * kRegisters + kLoaderRegisters) <= 65536, "one block fits an SM");
+static_assert(128 * (kConsumers * kRegisters + kLoaderRegisters) * kBlocks <= 65536, "they fit");
 static_assert(kD - kHeadDim < kGranule && kDV - kHeadDimV < kGranule, "zeros to the next step");

@@ -195,6 +195,7 @@ int main(int argc, char** argv) {
 //% endif
   int blocks = 132;
   cudaDeviceGetAttribute(&blocks, cudaDevAttrMultiProcessorCount, 0);
+  blocks *= kBlocks;
 //% if kernel.pack_gqa
   const int q_blocks = (seq_q * group + kBlockQ - 1) / kBlockQ, all_heads = batch * kv_heads;
   const int tiles = all_heads * q_blocks;

@@ -54,15 +54,18 @@ def test_a_role_does_one_thing_at_a_time(options: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("options", CASES)
 def test_the_longest_pipe_sets_the_pace(options: dict[str, Any]) -> None:
-    """In a long row of steps one takes what its longest pipe does, never less."""
+    """In a long row of steps one takes what its longest pipe does, never less; one consumer alone,
+    which other blocks would fill in for, takes what both do."""
     entry, spans = played({**options, "seq_kv": 8192, "window": (-1, -1), "causal": False}, 24)
     assert entry.tile
     speed = rates(gpu.load("h200"), "v3", entry.problem)
     pipes = step(entry.problem, speed, "v3", "fwd", Tiles.of([entry.tile]))
     ends = [s.end for s in spans if (s.role, s.what) == ("consumer 0", "softmax")]
     pace = (ends[20] - ends[4]) / 16
-    longest = max(float(pipes.tensor[0]), float(pipes.softmax[0]))
-    assert longest * 0.999 <= pace <= longest * 1.3
+    tensor, softmax = float(pipes.tensor[0]), float(pipes.softmax[0])
+    alone = entry.tile.warps == WARPGROUP
+    longest, most = max(tensor, softmax), tensor + softmax if alone else max(tensor, softmax)
+    assert longest * 0.999 <= pace <= most * 1.3
 
 
 @pytest.mark.parametrize("options", CASES)

@@ -1,34 +1,48 @@
-// v3_fwd_sm90a_fp16_d64_causal_alibi_c566111b
+// v3_fwd_sm90a_bf16_d33_full_8560c225
 //
-// regenerate  fasim gen v3_fwd_sm90a_fp16_d64_causal_alibi_c566111b.cu
-// compile     nvcc -std=c++17 -arch=sm_90a -cubin v3_fwd_sm90a_fp16_d64_causal_alibi_c566111b.cu
-// run alone   nvcc -std=c++17 -gencode arch=compute_90a,code=sm_90a -DFASIM_MAIN v3_fwd_sm90a_fp16_d64_causal_alibi_c566111b.cu && ./a.out
-// launch      v3_fwd_sm90a_fp16_d64_causal_alibi_c566111b<<<132, 512, 132096>>>, as planned
+// regenerate  fasim gen v3_fwd_sm90a_bf16_d33_full_8560c225.cu
+// compile     nvcc -std=c++17 -arch=sm_90a -cubin v3_fwd_sm90a_bf16_d33_full_8560c225.cu
+// run alone   nvcc -std=c++17 -gencode arch=compute_90a,code=sm_90a -DFASIM_MAIN v3_fwd_sm90a_bf16_d33_full_8560c225.cu && ./a.out
+// launch      v3_fwd_sm90a_bf16_d33_full_8560c225_pad<<<1875, 128, 0>>>, as planned
+// launch      v3_fwd_sm90a_bf16_d33_full_8560c225<<<128, 384, 160768>>>, as planned
+// launch      v3_fwd_sm90a_bf16_d33_full_8560c225_unpad<<<625, 128, 0>>>, as planned
 //
 // arguments
-//   map    q_map       device memory
-//   map    k_map       device memory
-//   map    v_map       device memory
-//   map    o_map       device memory
+//   map    q_padded_map  device memory
+//   map    k_padded_map  device memory
+//   map    v_padded_map  device memory
+//   map    o_padded_map  device memory
+//   ptr    q           device memory
+//   ptr    k           device memory
+//   ptr    v           device memory
+//   ptr    o           device memory
+//   ptr    q_padded    device memory
+//   ptr    k_padded    device memory
+//   ptr    v_padded    device memory
+//   ptr    o_padded    device memory
 //   ptr    lse         device memory
-//   ptr    slopes      device memory
 //   i32    batch       1
 //   i32    heads       16
 //   i32    kv_heads    16
-//   i32    seq_q       4096
-//   i32    seq_kv      4096
-//   i32    heads_together  12
-//   f32    scale_log2  0.18033688011112042
+//   i32    seq_q       1000
+//   i32    seq_kv      1000
+//   i32    heads_together  1
+//   i64x3  q_strides   (528000, 33000, 33)
+//   i64x3  k_strides   (528000, 33000, 33)
+//   i64x3  v_strides   (528000, 33000, 33)
+//   f32    scale_log2  0.2511409709768604
 //
 // shared memory
-//   from      0   24576 bytes  Q, slot 0
-//   from  24576   24576 bytes  Q, slot 1
-//   from  49152   24576 bytes  O on its way out
-//   from  73728   14336 bytes  K, slot 0
-//   from  88064   14336 bytes  K, slot 1
-//   from 102400   14336 bytes  V, slot 0
-//   from 116736   14336 bytes  V, slot 1
-//   from 131072    1024 bytes  barriers, factors of rows, works
+//   from      0   16384 bytes  Q, slot 0
+//   from  16384   16384 bytes  Q, slot 1
+//   from  32768   16384 bytes  O on its way out
+//   from  49152   18432 bytes  K, slot 0
+//   from  67584   18432 bytes  K, slot 1
+//   from  86016   18432 bytes  K, slot 2
+//   from 104448   18432 bytes  V, slot 0
+//   from 122880   18432 bytes  V, slot 1
+//   from 141312   18432 bytes  V, slot 2
+//   from 159744    1024 bytes  barriers, factors of rows, works
 //
 // templates, with the first 8 digits of their sha256
 //   9f85390f  device/chunk_address.cuh
@@ -39,11 +53,10 @@
 //   059f47de  device/matmul_wgmma.cuh
 //   06eb1102  device/matrix_descriptor.cuh
 //   772adaad  device/mbarrier.cuh
+//   625b887b  device/pad_rows.cuh
 //   c92fb41f  device/rescore.cuh
 //   56ce5a2e  device/rows.cuh
 //   6a818e15  device/schedule.cuh
-//   23af4307  device/score.cuh
-//   2aadce9b  device/score_rows.cuh
 //   2e46e33c  device/settled_rows.cuh
 //   6c395fee  device/shared_v3.cuh
 //   f120efac  device/softmax_in_place.cuh
@@ -53,18 +66,18 @@
 //   3167b13b  device/timeline.cuh
 //   689d4211  device/turn.cuh
 //   c2706fe3  device/types.cuh
-//   1b25d96a  kernels/v3_fwd.cu
-//   4994fd5e  parts/constants_v3.cuh
+//   6f23e656  kernels/v3_fwd.cu
+//   454b33f2  parts/constants_v3.cuh
 //   5a818b86  parts/main_arrays.cuh
 //   92b4175b  parts/main_options.cuh
-//   bff14614  parts/main_v3.cu
+//   20d02325  parts/main_v3.cu
 //   5af47db7  ptx/bar_arrive.cuh
 //   18bd1382  ptx/bar_sync.cuh
 //   f0e3942d  ptx/clock64.cuh
 //   bdcce3e8  ptx/cp_async_bulk_commit_group.cuh
 //   646951b4  ptx/cp_async_bulk_tensor_4d.cuh
 //   f3bd1237  ptx/cp_async_bulk_wait_group.cuh
-//   42d2ca0a  ptx/cvt_f16x2.cuh
+//   33562fdf  ptx/cvt_bf16x2.cuh
 //   422cf4a7  ptx/ex2.cuh
 //   748f3f8d  ptx/fence_mbarrier_init.cuh
 //   3e612fa4  ptx/fence_proxy_async.cuh
@@ -75,7 +88,7 @@
 //   ab5dda3a  ptx/mbarrier_arrive_expect_tx.cuh
 //   247d5e56  ptx/mbarrier_init.cuh
 //   17d531ff  ptx/mbarrier_try_wait.cuh
-//   ab3ed0a3  ptx/mma_m16n8k8_f16.cuh
+//   9f4e79c9  ptx/mma_m16n8k8_bf16.cuh
 //   5dfa5b8c  ptx/setmaxnreg_dec.cuh
 //   aaf5d506  ptx/setmaxnreg_inc.cuh
 //   9f71dff2  ptx/smem_address.cuh
@@ -89,15 +102,16 @@
 
 // ---- plan
 // {"gpu": {"arch": "sm_90a", "name": "h200-sxm5-141gb"}, "kernel": {"algo": "v3", "arch": "sm_90a",
-// "bias": "alibi", "deterministic": false, "dtype": "fp16", "head_dim": 64, "head_dim_v": 64,
-// "mask": "causal", "out_dtype": "fp16", "pack_gqa": false, "pass": "fwd", "scales": "none",
-// "softcap": false, "splits": false, "tile": {"block_kv": 112, "block_q": 192, "p_in": "registers",
-// "registers": 160, "stages": 2, "step_kv": 0, "warps": 12}, "varlen": false}, "problem": {"batch":
-// 1, "bias": "alibi", "causal": true, "deterministic": false, "dtype": "fp16", "head_dim": 64,
-// "head_dim_v": 64, "heads": 16, "incoherent": false, "kv_heads": 16, "out_dtype": "fp16", "pass":
-// "fwd", "scale": 0.125, "scales": "tensor", "seq": 4096, "seq_kv": 4096, "softcap": 0.0, "varlen":
-// false, "window": [-1, -1]}, "schema": "fasim.plan/1", "slots": 132, "smem_bytes": 132096}
-// ---- the rest of the file has sha256 8dda95985acf135ca6defbc0e47e5635fcf409182735579f422a0e919d51f2fc
+// "bias": "none", "deterministic": false, "dtype": "bf16", "head_dim": 33, "head_dim_v": 33,
+// "mask": "full", "out_dtype": "bf16", "pack_gqa": false, "pass": "fwd", "scales": "none",
+// "softcap": false, "splits": false, "tile": {"block_kv": 144, "block_q": 128, "p_in": "registers",
+// "registers": 240, "stages": 3, "step_kv": 0, "warps": 8}, "varlen": false}, "problem": {"batch":
+// 1, "bias": "none", "causal": false, "deterministic": false, "dtype": "bf16", "head_dim": 33,
+// "head_dim_v": 33, "heads": 16, "incoherent": false, "kv_heads": 16, "out_dtype": "bf16", "pass":
+// "fwd", "scale": 0.17407765595569785, "scales": "tensor", "seq": 1000, "seq_kv": 1000, "softcap":
+// 0.0, "varlen": false, "window": [-1, -1]}, "schema": "fasim.plan/1", "slots": 132, "smem_bytes":
+// 160768}
+// ---- the rest of the file has sha256 a74200827fbf084a24dd4123a7a8690376571468653cab542bc3ac6261c76d70
 // FlashAttention-3, forward (Shah et al. 2024, algorithms 1 and 2).
 //
 // A block stays on its SM and works on one tile of queries after the other. One warpgroup, the producer,
@@ -122,8 +136,8 @@ struct Strides {  // of one tensor, in elements; its last dimension is contiguou
   i64 batch, head, seq;
 };
 
-using Element = u16;  // fp16
-using Output = u16;  // fp16
+using Element = u16;  // bf16
+using Output = u16;  // bf16
 
 using u64 = unsigned long long;
 
@@ -135,28 +149,28 @@ struct alignas(64) TensorMap {
 
 // ---- Constants ----------------------------------------------------------------------------------
 
-constexpr int kHeadDim = 64;  // d, of Q and K
-constexpr int kHeadDimV = 64;  // of V and O
+constexpr int kHeadDim = 33;  // d, of Q and K
+constexpr int kHeadDimV = 33;  // of V and O
 constexpr int kGranule = 16;  // columns, or keys, of a matrix step: 32 bytes
-constexpr int kD = 64;  // as multiplied: whole matrix steps
-constexpr int kDV = 64;
-constexpr int kBlockQ = 192;  // B_r: queries of one tile
-constexpr int kBlockKV = 112;  // B_c: keys of one tile
+constexpr int kD = 48;  // as multiplied: whole matrix steps
+constexpr int kDV = 48;
+constexpr int kBlockQ = 128;  // B_r: queries of one tile
+constexpr int kBlockKV = 144;  // B_c: keys of one tile
 constexpr int kStepKV = kBlockKV;  // keys whose scores fit the registers at once
-constexpr int kConsumers = 3;  // warpgroups that compute, 64 queries each
+constexpr int kConsumers = 2;  // warpgroups that compute, 64 queries each
 constexpr int kThreads = 128 * (kConsumers + 1);  // and one that loads
+constexpr int kBlocks = 1;  // on an SM
 constexpr int kWarpRows = 16;  // a warp owns whole rows, so softmax stays inside it
 constexpr int kRowTiles = 1;
-constexpr int kStages = 2;  // tiles of K in shared memory, and of V
+constexpr int kStages = 3;  // tiles of K in shared memory, and of V
 constexpr int kQStages = 2;  // tiles of Q
 constexpr int kOutputParts = 1;  // O leaves a tile in so many parts, to save shared memory
-constexpr int kRegisters = 160;  // of a thread that computes
-constexpr int kLoaderRegisters = 32;  // of one that loads
-constexpr int kSmemBytes = 132096;
-constexpr bool kCausal = true;
+constexpr int kRegisters = 240;  // of a thread that computes
+constexpr int kLoaderRegisters = 24;  // of one that loads
+constexpr int kSmemBytes = 160768;
+constexpr bool kCausal = false;
 constexpr float kInfinity = __builtin_huge_valf();
 constexpr float kLn2 = 0.693147180559945f;
-constexpr float kLog2e = 1.44269504f;
 // A tile in shared memory is slabs of rows of 128 bytes, in which TMA and wgmma permute the 16-byte
 // chunks (the 128-byte swizzle). What lies beyond the tensor is zero.
 constexpr int kSlabBytes = 128;
@@ -169,7 +183,7 @@ constexpr int kSlabsV = kSlabsO;
 static_assert(kConsumers * 64 == kBlockQ && 1 <= kConsumers && kConsumers <= 3, "64 rows each");
 static_assert(kBlockKV % kGranule == 0 && kBlockKV <= 256, "whole steps, one instruction wide");
 static_assert(kSlabsO % kOutputParts == 0, "whole slabs of O");
-static_assert(128 * (kConsumers * kRegisters + kLoaderRegisters) <= 65536, "one block fits an SM");
+static_assert(128 * (kConsumers * kRegisters + kLoaderRegisters) * kBlocks <= 65536, "they fit");
 static_assert(kD - kHeadDim < kGranule && kDV - kHeadDimV < kGranule, "zeros to the next step");
 
 // Named barriers: 0 is __syncthreads.
@@ -510,9 +524,9 @@ namespace ptx {
 #ifndef FASIM_EMULATE
 
 // d += a b for one 16x8 tile, 8 deep; d as of m16n8k16. PTX ISA: mma.m16n8k8.
-__device__ __forceinline__ void mma_m16n8k8_f16(float (&d)[4], const u32 (&a)[2], u32 b0) {
+__device__ __forceinline__ void mma_m16n8k8_bf16(float (&d)[4], const u32 (&a)[2], u32 b0) {
   asm volatile(
-      "mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 "
+      "mma.sync.aligned.m16n8k8.row.col.f32.bf16.bf16.f32 "
       "{%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
       : "r"(a[0]), "r"(a[1]), "r"(b0));
@@ -555,10 +569,10 @@ __device__ __forceinline__ void cp_async_bulk_tensor_4d_store(const TensorMap* m
 namespace ptx {
 #ifndef FASIM_EMULATE
 
-// Two floats as f16, rounded to nearest even, the first in the low half. PTX ISA: cvt.
-__device__ __forceinline__ u32 cvt_f16x2(float low, float high) {
+// Two floats as bf16, rounded to nearest even, the first in the low half. PTX ISA: cvt.
+__device__ __forceinline__ u32 cvt_bf16x2(float low, float high) {
   u32 packed;
-  asm volatile("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
+  asm volatile("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
   return packed;
 }
 
@@ -568,29 +582,31 @@ __device__ __forceinline__ u32 cvt_f16x2(float low, float high) {
 namespace ptx {
 #ifndef FASIM_EMULATE
 
-// d = a b, or d += a b, for 64 x 112 elements, 16 deep, by a warpgroup, in the background.
+// d = a b, or d += a b, for 64 x 144 elements, 16 deep, by a warpgroup, in the background.
 // Both a and b describe matrices in shared memory.
 // Transposed: it is not the depth that is contiguous, but the rows of a, the columns of b.
 // Lane 4 g + t of warp w: d[4 i + 2 j + k] = row 16 w + g + 8 j, column 8 i + 2 t + k.
 // PTX ISA: wgmma.mma_async.
 // clang-format off
 template <int kTransposeA = 0, int kTransposeB = 0>
-__device__ __forceinline__ void wgmma_m64k16_f16(
-    float (&d)[56], u64 a, u64 b, bool add) {
+__device__ __forceinline__ void wgmma_m64k16_bf16(
+    float (&d)[72], u64 a, u64 b, bool add) {
   asm volatile(
       "{\n"
       ".reg .pred p;\n"
-      "setp.ne.b32 p, %58, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n112k16.f32.f16.f16 {"
+      "setp.ne.b32 p, %74, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n144k16.f32.bf16.bf16 {"
       "%0, %1, %2, %3, %4, %5, %6, %7, "
       "%8, %9, %10, %11, %12, %13, %14, %15, "
       "%16, %17, %18, %19, %20, %21, %22, %23, "
       "%24, %25, %26, %27, %28, %29, %30, %31, "
       "%32, %33, %34, %35, %36, %37, %38, %39, "
       "%40, %41, %42, %43, %44, %45, %46, %47, "
-      "%48, %49, %50, %51, %52, %53, %54, %55}, "
-      "%56, "
-      "%57, p, 1, 1, %59, %60;\n"
+      "%48, %49, %50, %51, %52, %53, %54, %55, "
+      "%56, %57, %58, %59, %60, %61, %62, %63, "
+      "%64, %65, %66, %67, %68, %69, %70, %71}, "
+      "%72, "
+      "%73, p, 1, 1, %75, %76;\n"
       "}\n"
       :
         "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
@@ -599,7 +615,9 @@ __device__ __forceinline__ void wgmma_m64k16_f16(
         "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]),
         "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]),
         "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]),
-        "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55])
+        "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]),
+        "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63]),
+        "+f"(d[64]), "+f"(d[65]), "+f"(d[66]), "+f"(d[67]), "+f"(d[68]), "+f"(d[69]), "+f"(d[70]), "+f"(d[71])
       : "l"(a), "l"(b), "r"(int(add))
       , "n"(kTransposeA), "n"(kTransposeB)
       : "memory");
@@ -611,7 +629,7 @@ __device__ __forceinline__ void wgmma_m64k16_f16(
 namespace ptx {
 #ifndef FASIM_EMULATE
 
-// d = a b, or d += a b, for 64 x 64 elements, 16 deep, by a warpgroup, in the background.
+// d = a b, or d += a b, for 64 x 48 elements, 16 deep, by a warpgroup, in the background.
 // Lane 4 g + t of warp w holds rows 16 w + g and 16 w + g + 8 of a, as for mma; b describes a matrix in
 // shared memory.
 // Transposed: it is not the depth that is contiguous, but the rows of a, the columns of b.
@@ -619,25 +637,23 @@ namespace ptx {
 // PTX ISA: wgmma.mma_async.
 // clang-format off
 template <int kTransposeB = 0>
-__device__ __forceinline__ void wgmma_m64k16_f16(
-    float (&d)[32], const u32 (&a)[4], u64 b, bool add) {
+__device__ __forceinline__ void wgmma_m64k16_bf16(
+    float (&d)[24], const u32 (&a)[4], u64 b, bool add) {
   asm volatile(
       "{\n"
       ".reg .pred p;\n"
-      "setp.ne.b32 p, %37, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 {"
+      "setp.ne.b32 p, %29, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n48k16.f32.bf16.bf16 {"
       "%0, %1, %2, %3, %4, %5, %6, %7, "
       "%8, %9, %10, %11, %12, %13, %14, %15, "
-      "%16, %17, %18, %19, %20, %21, %22, %23, "
-      "%24, %25, %26, %27, %28, %29, %30, %31}, "
-      "{%32, %33, %34, %35}, "
-      "%36, p, 1, 1, %38;\n"
+      "%16, %17, %18, %19, %20, %21, %22, %23}, "
+      "{%24, %25, %26, %27}, "
+      "%28, p, 1, 1, %30;\n"
       "}\n"
       :
         "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
         "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
-        "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]),
-        "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
+        "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(int(add))
       , "n"(kTransposeB)
       : "memory");
@@ -765,39 +781,6 @@ __device__ __forceinline__ void zero(float (&fragment)[kRowTiles][kTiles][4]) {
   for (int i = 0; i < kRowTiles * kTiles; ++i) {
 #pragma unroll
     for (int r = 0; r < 4; ++r) fragment[i / kTiles][i % kTiles][r] = 0.f;
-  }
-}
-
-// ---- Scores -------------------------------------------------------------------------------------
-// What happens to a score between Q K^T and the mask, in the order of the contract: scale, softcap,
-// bias. Scores leave in units of log2, so the softmax after them needs no factor of its own.
-
-struct ScoreTerms {
-  float scale_log2;
-  float slope_log2;  // of this head
-};
-
-__device__ __forceinline__ float scaled(float score, const ScoreTerms& terms) {
-  return score * terms.scale_log2;
-}
-
-// The same for a thread's part of the scores of whole rows.
-// -slope |distance| for every score: the last key is aligned with the last query, as in the mask.
-// The warp's rows begin at `query`, the keys at `key`.
-template <int kTiles>
-__device__ __forceinline__ void finish_scores(float (&s)[kRowTiles][kTiles][4],
-                                              const ScoreTerms& terms, int query, int key,
-                                              int seq_q, int seq_kv) {
-  const int lane = threadIdx.x % 32;
-#pragma unroll
-  for (int i = 0; i < 2 * kRowTiles; ++i) {
-    const float aligned = query + 8 * i + lane / 4 + seq_kv - seq_q - key - lane % 4 * 2;
-#pragma unroll
-    for (int n = 0; n < 2 * kTiles; ++n) {
-      float& score = s[i / 2][n / 2][i % 2 * 2 + n % 2];
-      const float distance = fabsf(aligned - (n / 2 * 8 + n % 2));
-      score = fmaf(-terms.slope_log2, distance, scaled(score, terms));
-    }
   }
 }
 
@@ -1020,7 +1003,7 @@ __device__ __forceinline__ void few_scores(FewScores& s, const SlabTile<64, kSla
     u32 a[2], b[1];
     ptx::ldmatrix_x2(a, chunk_address(q, 16 * warp + lane % 16, step));
     ptx::ldmatrix_x1(b, chunk_address(k, column + lane % 8, step));
-    ptx::mma_m16n8k8_f16(s[0][0], a, b[0]);
+    ptx::mma_m16n8k8_bf16(s[0][0], a, b[0]);
   }
 }
 
@@ -1055,7 +1038,7 @@ __device__ __forceinline__ void start_scores(Scores& s, u64 q, u64 k) {
     const u32 column = step % 4 * 32, slab = step / 4;
     const u64 left = further(q, slab * 64 * 128 + column);
     const u64 right = further(k, slab * kBlockKV * 128 + column);
-    ptx::wgmma_m64k16_f16(flat(s), left, right, step > 0);
+    ptx::wgmma_m64k16_bf16(flat(s), left, right, step > 0);
   }
   ptx::wgmma_commit_group();
 }
@@ -1065,7 +1048,7 @@ __device__ __forceinline__ void start_values(Accumulator& o, const Weights& p, u
   ptx::wgmma_fence();
 #pragma unroll
   for (int step = 0; step < kBlockKV / 16; ++step) {
-    ptx::wgmma_m64k16_f16<1>(flat(o), p[0][step], further(v, step * 16 * 128), true);
+    ptx::wgmma_m64k16_bf16<1>(flat(o), p[0][step], further(v, step * 16 * 128), true);
   }
   ptx::wgmma_commit_group();
 }
@@ -1244,7 +1227,7 @@ __device__ __forceinline__ void round_weights(Weights& p, const Scores& s) {
 #pragma unroll
   for (int i = 0; i < kBlockKV / 4; ++i) {
     const float (&pair)[4] = s[0][i / 2];
-    p[0][i / 4][i % 4] = ptx::cvt_f16x2(pair[i % 2 * 2], pair[i % 2 * 2 + 1]);
+    p[0][i / 4][i % 4] = ptx::cvt_bf16x2(pair[i % 2 * 2], pair[i % 2 * 2 + 1]);
   }
 }
 
@@ -1286,7 +1269,7 @@ __device__ __forceinline__ void store_output(Shared& shared, const Accumulator& 
       for (int i = 0; i < 4; ++i) {
         const float (&pair)[4] = o[0][column + i / 2];
         const float x = pair[i % 2 * 2] * inverse[i % 2], y = pair[i % 2 * 2 + 1] * inverse[i % 2];
-        pairs[i] = ptx::cvt_f16x2(x, y);
+        pairs[i] = ptx::cvt_bf16x2(x, y);
       }
       ptx::stmatrix_x4(chunk_address(tile, row, 2 * step + lane / 16), pairs);
     }
@@ -1305,20 +1288,110 @@ __device__ __forceinline__ void store_output(Shared& shared, const Accumulator& 
   }
 }
 
-// A consumer has started its products: the next one may.
+// ---- Rows of whole 16 bytes ---------------------------------------------------------------------
+// TMA takes no others. So a kernel before the main one copies rows to wider ones, with zeros at their ends,
+// and one after it copies those of O back. A thread moves 16 bytes of a wider row.
+constexpr int kPadders = 128;  // threads of a block
+
+template <int kColumns>
+constexpr int kChunks = (kColumns + 7) / 8;  // of a row
+
+__device__ __forceinline__ i64 offset_of(i64 row, const Strides& strides, int heads, int seq) {
+  const i64 head = row / seq;
+  return head / heads * strides.batch + head % heads * strides.head + row % seq * strides.seq;
+}
+template <int kColumns>
+__device__ __forceinline__ void pad_chunk(Element* wide, const Element* x, i64 row, int chunk) {
+  u32 words[4] = {0, 0, 0, 0};
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    if (8 * chunk + i < kColumns) words[i / 2] |= u32(x[8 * chunk + i]) << i % 2 * 16;
+  }
+  const uint4 padded = make_uint4(words[0], words[1], words[2], words[3]);
+  reinterpret_cast<uint4*>(wide)[row * kChunks<kColumns> + chunk] = padded;
+}
+
+// clang-format off
+extern "C" __global__ void __launch_bounds__(kPadders)
+v3_fwd_sm90a_bf16_d33_full_8560c225_pad(
+    const __grid_constant__ TensorMap q_padded_map, const __grid_constant__ TensorMap k_padded_map,
+    const __grid_constant__ TensorMap v_padded_map, const __grid_constant__ TensorMap o_padded_map,
+    const Element* __restrict__ q, const Element* __restrict__ k, const Element* __restrict__ v,
+    Output* __restrict__ O, Element* __restrict__ q_padded, Element* __restrict__ k_padded,
+    Element* __restrict__ v_padded, Output* __restrict__ o_padded, float* __restrict__ lse,
+    const int batch, const int heads, const int kv_heads, const int seq_q, const int seq_kv,
+    const int heads_together, const Strides q_strides, const Strides k_strides,
+    const Strides v_strides, const float scale_log2) {
+  // clang-format on
+  i64 number = blockIdx.x * i64(kPadders) + threadIdx.x;
+  const i64 q_chunks = i64(batch) * heads * seq_q * kChunks<kHeadDim>;
+  if (number < q_chunks) {
+    const i64 row = number / kChunks<kHeadDim>;
+    const Element* x = q + offset_of(row, q_strides, heads, seq_q);
+    return pad_chunk<kHeadDim>(q_padded, x, row, number % kChunks<kHeadDim>);
+  }
+  number -= q_chunks;
+  const i64 k_chunks = i64(batch) * kv_heads * seq_kv * kChunks<kHeadDim>;
+  if (number < k_chunks) {
+    const i64 row = number / kChunks<kHeadDim>;
+    const Element* x = k + offset_of(row, k_strides, kv_heads, seq_kv);
+    return pad_chunk<kHeadDim>(k_padded, x, row, number % kChunks<kHeadDim>);
+  }
+  number -= k_chunks;
+  const i64 v_chunks = i64(batch) * kv_heads * seq_kv * kChunks<kHeadDimV>;
+  if (number < v_chunks) {
+    const i64 row = number / kChunks<kHeadDimV>;
+    const Element* x = v + offset_of(row, v_strides, kv_heads, seq_kv);
+    return pad_chunk<kHeadDimV>(v_padded, x, row, number % kChunks<kHeadDimV>);
+  }
+  number -= v_chunks;
+}
+// clang-format off
+extern "C" __global__ void __launch_bounds__(kPadders)
+v3_fwd_sm90a_bf16_d33_full_8560c225_unpad(
+    const __grid_constant__ TensorMap q_padded_map, const __grid_constant__ TensorMap k_padded_map,
+    const __grid_constant__ TensorMap v_padded_map, const __grid_constant__ TensorMap o_padded_map,
+    const Element* __restrict__ q, const Element* __restrict__ k, const Element* __restrict__ v,
+    Output* __restrict__ O, Element* __restrict__ q_padded, Element* __restrict__ k_padded,
+    Element* __restrict__ v_padded, Output* __restrict__ o_padded, float* __restrict__ lse,
+    const int batch, const int heads, const int kv_heads, const int seq_q, const int seq_kv,
+    const int heads_together, const Strides q_strides, const Strides k_strides,
+    const Strides v_strides, const float scale_log2) {
+  // clang-format on
+  const i64 number = blockIdx.x * i64(kPadders) + threadIdx.x;
+  if (number >= i64(batch) * heads * seq_q * kChunks<kHeadDimV>) return;
+  const i64 row = number / kChunks<kHeadDimV>;
+  const int chunk = number % kChunks<kHeadDimV>;
+  const uint4 x = reinterpret_cast<const uint4*>(o_padded)[row * kChunks<kHeadDimV> + chunk];
+  const u32 words[4] = {x.x, x.y, x.z, x.w};
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    const int column = 8 * chunk + i;
+    if (column < kHeadDimV) O[row * kHeadDimV + column] = u16(words[i / 2] >> i % 2 * 16);
+  }
+}
+
+// A consumer has started its products: the next one may. One alone takes no turns.
 __device__ __forceinline__ void pass_turn(int consumer) {
-  ptx::bar_arrive(kTurnBarrier + (consumer + 1) % kConsumers, 256);
+  if (kConsumers > 1) ptx::bar_arrive(kTurnBarrier + (consumer + 1) % kConsumers, 256);
+}
+
+__device__ __forceinline__ void await_turn(int consumer) {
+  if (kConsumers > 1) ptx::bar_sync(kTurnBarrier + consumer, 256);
 }
 
 // ---- Kernel -------------------------------------------------------------------------------------
 // clang-format off
-extern "C" __global__ void __launch_bounds__(kThreads, 1)
-v3_fwd_sm90a_fp16_d64_causal_alibi_c566111b(
-    const __grid_constant__ TensorMap q_map, const __grid_constant__ TensorMap k_map,
-    const __grid_constant__ TensorMap v_map, const __grid_constant__ TensorMap o_map,
-    float* __restrict__ lse, const float* __restrict__ slopes, const int batch, const int heads,
-    const int kv_heads, const int seq_q, const int seq_kv, const int heads_together,
-    const float scale_log2) {
+extern "C" __global__ void __launch_bounds__(kThreads, kBlocks)
+v3_fwd_sm90a_bf16_d33_full_8560c225(
+    const __grid_constant__ TensorMap q_padded_map, const __grid_constant__ TensorMap k_padded_map,
+    const __grid_constant__ TensorMap v_padded_map, const __grid_constant__ TensorMap o_padded_map,
+    const Element* __restrict__ q, const Element* __restrict__ k, const Element* __restrict__ v,
+    Output* __restrict__ O, Element* __restrict__ q_padded, Element* __restrict__ k_padded,
+    Element* __restrict__ v_padded, Output* __restrict__ o_padded, float* __restrict__ lse,
+    const int batch, const int heads, const int kv_heads, const int seq_q, const int seq_kv,
+    const int heads_together, const Strides q_strides, const Strides k_strides,
+    const Strides v_strides, const float scale_log2) {
   // clang-format on
   extern __shared__ __align__(1024) unsigned char smem_raw[];
   Shared& shared = *reinterpret_cast<Shared*>(smem_raw);
@@ -1336,10 +1409,10 @@ v3_fwd_sm90a_fp16_d64_causal_alibi_c566111b(
   if (warpgroup == kConsumers) {  // ---- Producer ----
     ptx::setmaxnreg_dec<kLoaderRegisters>();
     if (threadIdx.x % 128 != 0) return;
-    Loader loader = {shared, &k_map, &v_map};
+    Loader loader = {shared, &k_padded_map, &v_padded_map};
     const Grid grid = {batch, heads, seq_q, heads_together};
     const auto work_of = [&](int round) { return work_at(round, grid); };
-    load_all(loader, &q_map, heads / kv_heads, work_of, queries_of, keys_of, tiles_of);
+    load_all(loader, &q_padded_map, heads / kv_heads, work_of, queries_of, keys_of, tiles_of);
     return;
   }
 
@@ -1353,7 +1426,6 @@ v3_fwd_sm90a_fp16_d64_causal_alibi_c566111b(
   RowState row;
   int round = 0, tile = 0, last_tile = 0;
   Tiles whole = {0, 0};
-  float slope_log2 = 0.f;  // of the head
   // The next tile of queries: false if there is none.
   const auto begin = [&] {
     const Turn at = turn<kQStages>(round);
@@ -1364,17 +1436,16 @@ v3_fwd_sm90a_fp16_d64_causal_alibi_c566111b(
     ++round;
     tile = tiles.end - 1, last_tile = tiles.begin;
     whole = whole_tiles(first_query + 64 * warpgroup, span_of(work));
-    slope_log2 = first_query < 0 ? 0.f : slopes[work.head] * kLog2e;
     return first_query >= 0;
   };
   const auto end = [&] {
     const Work work = shared.works[(round - 2) % kWorks];
     const i64 rows = (i64(work.batch) * heads + work.head) * seq_q + work.first_query;
-    end_rows(row, shared.factors, lse + rows, 1.f, span_of(work).seq_q - work.first_query);
+    end_rows(row, shared.factors, lse + rows, scale_log2, span_of(work).seq_q - work.first_query);
   };
   const auto store = [&] {
     const Work& work = shared.works[(round - 2) % kWorks];
-    store_output(shared, o, &o_map, work, queries_of(work), span_of(work).seq_q);
+    store_output(shared, o, &o_padded_map, work, queries_of(work), span_of(work).seq_q);
   };
   const auto await_keys = [&](int n) {
     const Turn at = turn<kStages>(n);
@@ -1384,26 +1455,24 @@ v3_fwd_sm90a_fp16_d64_causal_alibi_c566111b(
     const int slot = n % kStages;
     note(kAsked, n);
     await_keys(n);
-    ptx::bar_sync(kTurnBarrier + warpgroup, 256);
+    await_turn(warpgroup);
     note(kBegan, n);
     start_scores(s, descriptor_of(shared.q[(round - 1) % kQStages][warpgroup]),
                  descriptor_of(shared.k[slot]));
   };
   // From products to what softmax sees, for the keys from the tile's `column`-th on.
   const auto finish = [&](auto& s, int column) {
+    if (is_among(tile, whole)) return;
     const Work& work = shared.works[(round - 1) % kWorks];
     const Span span = span_of(work);
     const int warp_query = work.first_query + threadIdx.x / 32 * kWarpRows;
     const int key = tile * kBlockKV + column;
-    const ScoreTerms terms = {scale_log2, slope_log2};
-    finish_scores(s, terms, warp_query, key, span.seq_q, span.seq_kv);
-    if (is_among(tile, whole)) return;
     mask_scores(s, warp_query, key, span);
   };
   const auto weigh_scores = [&](int n, const Late& late) {
     note(kScored, n);
     finish(s, 0);
-    weigh(s, row, late, 1.f, [&](FewScores& few, int column) {
+    weigh(s, row, late, scale_log2, [&](FewScores& few, int column) {
       const auto& q_rows = shared.q[(round - 1) % kQStages][warpgroup];
       few_scores(few, q_rows, shared.k[n % kStages], column);
       finish(few, column);
@@ -1430,7 +1499,7 @@ v3_fwd_sm90a_fp16_d64_causal_alibi_c566111b(
     zero(o);
     const Late late = {shared.factors, true};
     weigh_scores(0, late);
-    follow(row, o, late, 1.f);
+    follow(row, o, late, scale_log2);
     round_weights(p, s);
   }
   while (more) {  // p holds the weights of tile n; whose scores are next?
@@ -1453,7 +1522,7 @@ v3_fwd_sm90a_fp16_d64_causal_alibi_c566111b(
     finish_products<0>(o);  // here all warps wait, whether their rows move or not
     if (leads) ptx::mbarrier_arrive(&shared.empty_v[n % kStages]);
     note(kSummed, n);
-    follow(row, o, late, 1.f);
+    follow(row, o, late, scale_log2);
     round_weights(p, s);
     if (ends) {
       store();
@@ -1471,7 +1540,7 @@ v3_fwd_sm90a_fp16_d64_causal_alibi_c566111b(
     note(kStored, n);
   }
   if (leads) ptx::cp_async_bulk_wait_group_read<0>();
-  if (warpgroup == 0) ptx::bar_sync(kTurnBarrier, 256);  // the turn that no one took
+  if (warpgroup == 0) await_turn(0);  // the one that no one took
 }
 
 #ifdef FASIM_MAIN
@@ -1488,7 +1557,7 @@ __global__ void fill(Element* x, i64 n, u32 seed) {
   const i64 i = blockIdx.x * i64(blockDim.x) + threadIdx.x;
   const u32 hash = (u32(i) * 2654435761u ^ seed) * 2246822519u;
   const float value = float(hash >> 8) / (1 << 23) - 1.f;
-  if (i < n) x[i] = u16(ptx::cvt_f16x2(value, value));
+  if (i < n) x[i] = u16(ptx::cvt_bf16x2(value, value));
 }
 
 template <typename T>
@@ -1502,17 +1571,6 @@ T* device_array(i64 n) {
 Element* input(i64 n, u32 seed) {
   Element* array = device_array<Element>(n);
   fill<<<(n + 255) / 256, 256>>>(array, n, seed);
-  return array;
-}
-
-// An array whose values are computed on the host.
-template <typename T, typename Value>
-T* made(i64 n, Value value) {
-  T* host = static_cast<T*>(std::malloc(n * sizeof(T)));
-  for (i64 i = 0; i < n; ++i) host[i] = value(i);
-  T* array = device_array<T>(n);
-  cudaMemcpy(array, host, n * sizeof(T), cudaMemcpyHostToDevice);
-  std::free(host);
   return array;
 }
 
@@ -1533,7 +1591,7 @@ TensorMap encoded(T* array, i64 batch, i64 heads, i64 seq, i64 width, int rows) 
   const cuuint64_t row = width * sizeof(T), strides[] = {row, row * seq, row * seq * heads};
   const cuuint64_t sizes[] = {cuuint64_t(width), cuuint64_t(seq), cuuint64_t(heads), ends};
   const cuuint32_t box[] = {kSlabBytes / sizeof(T), cuuint32_t(rows), 1, 1}, ones[] = {1, 1, 1, 1};
-  auto type = CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
+  auto type = CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
   CUtensorMap map;
   if (encode(&map, type, 4, array, sizes, strides, box, ones, CU_TENSOR_MAP_INTERLEAVE_NONE,
              CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
@@ -1555,24 +1613,36 @@ int main(int argc, char** argv) {
   const i64 rows = i64(batch) * heads * seq_q, keys = i64(batch) * kv_heads * seq_kv;
 
   const float scale_log2 = 1.442695041f / sqrtf(kHeadDim);
-  const auto slope = [&](i64 h) { return exp2f(-8.f * (h + 1) / heads); };
-  const float* slopes = made<float>(heads, slope);
 
-  Output* o = device_array<Output>(rows * kHeadDimV);
+  Output* O = device_array<Output>(rows * kHeadDimV);
   float* lse = device_array<float>(rows);
-  const TensorMap q_map = encoded(input(rows * kHeadDim, 1), batch, heads, seq_q, kHeadDim, 64);
-  const TensorMap k_map =
-      encoded(input(keys * kHeadDim, 2), batch, kv_heads, seq_kv, kHeadDim, kBlockKV);
-  const TensorMap v_map =
-      encoded(input(keys * kHeadDimV, 3), batch, kv_heads, seq_kv, kHeadDimV, kBlockKV);
-  const TensorMap o_map = encoded(o, batch, heads, seq_q, kHeadDimV, 64);
+  constexpr int kWide = 8 * kChunks<kHeadDim>;
+  const Element *q = input(rows * kHeadDim, 1), *k = input(keys * kHeadDim, 2);
+  const Strides q_strides = contiguous(heads, seq_q, kHeadDim);
+  const Strides k_strides = contiguous(kv_heads, seq_kv, kHeadDim);
+  Element* q_padded = device_array<Element>(rows * kWide);
+  Element* k_padded = device_array<Element>(keys * kWide);
+  const TensorMap q_padded_map = encoded(q_padded, batch, heads, seq_q, kWide, 64);
+  const TensorMap k_padded_map = encoded(k_padded, batch, kv_heads, seq_kv, kWide, kBlockKV);
+  constexpr int kWideV = 8 * kChunks<kHeadDimV>;
+  const Element* v = input(keys * kHeadDimV, 3);
+  const Strides v_strides = contiguous(kv_heads, seq_kv, kHeadDimV);
+  Element* v_padded = device_array<Element>(keys * kWideV);
+  Output* o_padded = device_array<Output>(rows * kWideV);
+  const TensorMap v_padded_map = encoded(v_padded, batch, kv_heads, seq_kv, kWideV, kBlockKV);
+  const TensorMap o_padded_map = encoded(o_padded, batch, heads, seq_q, kWideV, 64);
+  const auto blocks_for = [](i64 chunks) { return int((chunks + kPadders - 1) / kPadders); };
+  i64 to_pad = 0;
+  to_pad += rows * kChunks<kHeadDim>;
+  to_pad += keys * kChunks<kHeadDim>;
+  to_pad += keys * kChunks<kHeadDimV>;
   int blocks = 132;
   cudaDeviceGetAttribute(&blocks, cudaDevAttrMultiProcessorCount, 0);
+  blocks *= kBlocks;
   const int q_blocks = (seq_q + kBlockQ - 1) / kBlockQ, tiles = batch * heads * q_blocks;
   const int grid = blocks < tiles ? blocks : tiles;
-  const int rounds = 2 * blocks / greatest_common_divisor(2 * blocks, q_blocks);
-  const int heads_together = rounds < batch * heads ? rounds : batch * heads;
-  const auto kernel = v3_fwd_sm90a_fp16_d64_causal_alibi_c566111b;
+  const int heads_together = 1;
+  const auto kernel = v3_fwd_sm90a_bf16_d33_full_8560c225;
   cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSmemBytes);
   cudaEvent_t start, stop;
   cudaEventCreate(&start);
@@ -1580,8 +1650,19 @@ int main(int argc, char** argv) {
   float ms = 0;
   for (int run = 0; run < 2; ++run) {  // the second one counts
     cudaEventRecord(start);
-    kernel<<<grid, kThreads, kSmemBytes>>>(q_map, k_map, v_map, o_map, lse, slopes, batch, heads,
-                                           kv_heads, seq_q, seq_kv, heads_together, scale_log2);
+    v3_fwd_sm90a_bf16_d33_full_8560c225_pad<<<blocks_for(to_pad), kPadders>>>(
+        q_padded_map, k_padded_map, v_padded_map, o_padded_map, q, k, v, O, q_padded, k_padded,
+        v_padded, o_padded, lse, batch, heads, kv_heads, seq_q, seq_kv, heads_together, q_strides,
+        k_strides, v_strides, scale_log2);
+    kernel<<<grid, kThreads, kSmemBytes>>>(q_padded_map, k_padded_map, v_padded_map, o_padded_map,
+                                           q, k, v, O, q_padded, k_padded, v_padded, o_padded, lse,
+                                           batch, heads, kv_heads, seq_q, seq_kv, heads_together,
+                                           q_strides, k_strides, v_strides, scale_log2);
+    const int unpad_grid = blocks_for(rows * kChunks<kHeadDimV>);
+    v3_fwd_sm90a_bf16_d33_full_8560c225_unpad<<<unpad_grid, kPadders>>>(
+        q_padded_map, k_padded_map, v_padded_map, o_padded_map, q, k, v, O, q_padded, k_padded,
+        v_padded, o_padded, lse, batch, heads, kv_heads, seq_q, seq_kv, heads_together, q_strides,
+        k_strides, v_strides, scale_log2);
     cudaEventRecord(stop);
     cudaEventSynchronize(stop);
     cudaEventElapsedTime(&ms, start, stop);

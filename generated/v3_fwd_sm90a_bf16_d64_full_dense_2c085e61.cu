@@ -1,46 +1,35 @@
-// v3_fwd_sm90a_bf16_d33_full_dc58c775
+// v3_fwd_sm90a_bf16_d64_full_dense_2c085e61
 //
-// regenerate  fasim gen v3_fwd_sm90a_bf16_d33_full_dc58c775.cu
-// compile     nvcc -std=c++17 -arch=sm_90a -cubin v3_fwd_sm90a_bf16_d33_full_dc58c775.cu
-// run alone   nvcc -std=c++17 -gencode arch=compute_90a,code=sm_90a -DFASIM_MAIN v3_fwd_sm90a_bf16_d33_full_dc58c775.cu && ./a.out
-// launch      v3_fwd_sm90a_bf16_d33_full_dc58c775_pad<<<1875, 128, 0>>>, as planned
-// launch      v3_fwd_sm90a_bf16_d33_full_dc58c775<<<128, 384, 123904>>>, as planned
-// launch      v3_fwd_sm90a_bf16_d33_full_dc58c775_unpad<<<625, 128, 0>>>, as planned
+// regenerate  fasim gen v3_fwd_sm90a_bf16_d64_full_dense_2c085e61.cu
+// compile     nvcc -std=c++17 -arch=sm_90a -cubin v3_fwd_sm90a_bf16_d64_full_dense_2c085e61.cu
+// run alone   nvcc -std=c++17 -gencode arch=compute_90a,code=sm_90a -DFASIM_MAIN v3_fwd_sm90a_bf16_d64_full_dense_2c085e61.cu && ./a.out
+// launch      v3_fwd_sm90a_bf16_d64_full_dense_2c085e61<<<396, 256, 66560>>>, as planned
 //
 // arguments
-//   map    q_padded_map  device memory
-//   map    k_padded_map  device memory
-//   map    v_padded_map  device memory
-//   map    o_padded_map  device memory
-//   ptr    q           device memory
-//   ptr    k           device memory
-//   ptr    v           device memory
-//   ptr    o           device memory
-//   ptr    q_padded    device memory
-//   ptr    k_padded    device memory
-//   ptr    v_padded    device memory
-//   ptr    o_padded    device memory
+//   map    q_map       device memory
+//   map    k_map       device memory
+//   map    v_map       device memory
+//   map    o_map       device memory
 //   ptr    lse         device memory
+//   ptr    bias        device memory
 //   i32    batch       1
 //   i32    heads       16
 //   i32    kv_heads    16
-//   i32    seq_q       1000
-//   i32    seq_kv      1000
+//   i32    seq_q       2048
+//   i32    seq_kv      2048
 //   i32    heads_together  1
-//   i64x3  q_strides   (528000, 33000, 33)
-//   i64x3  k_strides   (528000, 33000, 33)
-//   i64x3  v_strides   (528000, 33000, 33)
-//   f32    scale_log2  0.2511409709768604
+//   i64x3  bias_strides  (67108864, 4194304, 2048)
+//   f32    scale_log2  0.18033688011112042
 //
 // shared memory
-//   from      0   16384 bytes  Q, slot 0
-//   from  16384   16384 bytes  Q, slot 1
-//   from  32768   16384 bytes  O on its way out
-//   from  49152   18432 bytes  K, slot 0
-//   from  67584   18432 bytes  K, slot 1
-//   from  86016   18432 bytes  V, slot 0
-//   from 104448   18432 bytes  V, slot 1
-//   from 122880    1024 bytes  barriers, factors of rows, works
+//   from      0    8192 bytes  Q, slot 0
+//   from   8192    8192 bytes  Q, slot 1
+//   from  16384    8192 bytes  O on its way out
+//   from  24576   10240 bytes  K, slot 0
+//   from  34816   10240 bytes  K, slot 1
+//   from  45056   10240 bytes  V, slot 0
+//   from  55296   10240 bytes  V, slot 1
+//   from  65536    1024 bytes  barriers, factors of rows, works
 //
 // templates, with the first 8 digits of their sha256
 //   9f85390f  device/chunk_address.cuh
@@ -51,10 +40,10 @@
 //   059f47de  device/matmul_wgmma.cuh
 //   06eb1102  device/matrix_descriptor.cuh
 //   772adaad  device/mbarrier.cuh
-//   625b887b  device/pad_rows.cuh
-//   c92fb41f  device/rescore.cuh
 //   56ce5a2e  device/rows.cuh
 //   6a818e15  device/schedule.cuh
+//   23af4307  device/score.cuh
+//   2aadce9b  device/score_rows.cuh
 //   2e46e33c  device/settled_rows.cuh
 //   6c395fee  device/shared_v3.cuh
 //   f120efac  device/softmax_in_place.cuh
@@ -64,11 +53,11 @@
 //   3167b13b  device/timeline.cuh
 //   689d4211  device/turn.cuh
 //   c2706fe3  device/types.cuh
-//   1b25d96a  kernels/v3_fwd.cu
-//   4994fd5e  parts/constants_v3.cuh
+//   6f23e656  kernels/v3_fwd.cu
+//   454b33f2  parts/constants_v3.cuh
 //   5a818b86  parts/main_arrays.cuh
 //   92b4175b  parts/main_options.cuh
-//   bff14614  parts/main_v3.cu
+//   20d02325  parts/main_v3.cu
 //   5af47db7  ptx/bar_arrive.cuh
 //   18bd1382  ptx/bar_sync.cuh
 //   f0e3942d  ptx/clock64.cuh
@@ -79,14 +68,11 @@
 //   422cf4a7  ptx/ex2.cuh
 //   748f3f8d  ptx/fence_mbarrier_init.cuh
 //   3e612fa4  ptx/fence_proxy_async.cuh
-//   5aaba4e8  ptx/ldmatrix_x1.cuh
-//   2da781dd  ptx/ldmatrix_x2.cuh
 //   ecba088f  ptx/lg2.cuh
 //   20ab12bf  ptx/mbarrier_arrive.cuh
 //   ab5dda3a  ptx/mbarrier_arrive_expect_tx.cuh
 //   247d5e56  ptx/mbarrier_init.cuh
 //   17d531ff  ptx/mbarrier_try_wait.cuh
-//   9f4e79c9  ptx/mma_m16n8k8_bf16.cuh
 //   5dfa5b8c  ptx/setmaxnreg_dec.cuh
 //   aaf5d506  ptx/setmaxnreg_inc.cuh
 //   9f71dff2  ptx/smem_address.cuh
@@ -100,16 +86,15 @@
 
 // ---- plan
 // {"gpu": {"arch": "sm_90a", "name": "h200-sxm5-141gb"}, "kernel": {"algo": "v3", "arch": "sm_90a",
-// "bias": "none", "deterministic": false, "dtype": "bf16", "head_dim": 33, "head_dim_v": 33,
+// "bias": "dense", "deterministic": false, "dtype": "bf16", "head_dim": 64, "head_dim_v": 64,
 // "mask": "full", "out_dtype": "bf16", "pack_gqa": false, "pass": "fwd", "scales": "none",
-// "softcap": false, "splits": false, "tile": {"block_kv": 144, "block_q": 128, "p_in": "registers",
-// "registers": 240, "stages": 2, "step_kv": 0, "warps": 8}, "varlen": false}, "problem": {"batch":
-// 1, "bias": "none", "causal": false, "deterministic": false, "dtype": "bf16", "head_dim": 33,
-// "head_dim_v": 33, "heads": 16, "incoherent": false, "kv_heads": 16, "out_dtype": "bf16", "pass":
-// "fwd", "scale": 0.17407765595569785, "scales": "tensor", "seq": 1000, "seq_kv": 1000, "softcap":
-// 0.0, "varlen": false, "window": [-1, -1]}, "schema": "fasim.plan/1", "slots": 132, "smem_bytes":
-// 123904}
-// ---- the rest of the file has sha256 7e69382e90cbc9d5b7f661b416aa2ebeea01d53c2118d86c7615ebdb9e85b7cb
+// "softcap": false, "splits": false, "tile": {"block_kv": 80, "block_q": 64, "p_in": "registers",
+// "registers": 136, "stages": 2, "step_kv": 0, "warps": 4}, "varlen": false}, "problem": {"batch":
+// 1, "bias": "dense", "causal": false, "deterministic": false, "dtype": "bf16", "head_dim": 64,
+// "head_dim_v": 64, "heads": 16, "incoherent": false, "kv_heads": 16, "out_dtype": "bf16", "pass":
+// "fwd", "scale": 0.125, "scales": "tensor", "seq": 2048, "seq_kv": 2048, "softcap": 0.0, "varlen":
+// false, "window": [-1, -1]}, "schema": "fasim.plan/1", "slots": 396, "smem_bytes": 66560}
+// ---- the rest of the file has sha256 353ee2fb922f5a04a4391e2af4d6719082ad6e4d852974e7a52a19cedeb9fd62
 // FlashAttention-3, forward (Shah et al. 2024, algorithms 1 and 2).
 //
 // A block stays on its SM and works on one tile of queries after the other. One warpgroup, the producer,
@@ -136,6 +121,7 @@ struct Strides {  // of one tensor, in elements; its last dimension is contiguou
 
 using Element = u16;  // bf16
 using Output = u16;  // bf16
+using Bias = u16;  // bf16
 
 using u64 = unsigned long long;
 
@@ -147,27 +133,29 @@ struct alignas(64) TensorMap {
 
 // ---- Constants ----------------------------------------------------------------------------------
 
-constexpr int kHeadDim = 33;  // d, of Q and K
-constexpr int kHeadDimV = 33;  // of V and O
+constexpr int kHeadDim = 64;  // d, of Q and K
+constexpr int kHeadDimV = 64;  // of V and O
 constexpr int kGranule = 16;  // columns, or keys, of a matrix step: 32 bytes
-constexpr int kD = 48;  // as multiplied: whole matrix steps
-constexpr int kDV = 48;
-constexpr int kBlockQ = 128;  // B_r: queries of one tile
-constexpr int kBlockKV = 144;  // B_c: keys of one tile
+constexpr int kD = 64;  // as multiplied: whole matrix steps
+constexpr int kDV = 64;
+constexpr int kBlockQ = 64;  // B_r: queries of one tile
+constexpr int kBlockKV = 80;  // B_c: keys of one tile
 constexpr int kStepKV = kBlockKV;  // keys whose scores fit the registers at once
-constexpr int kConsumers = 2;  // warpgroups that compute, 64 queries each
+constexpr int kConsumers = 1;  // warpgroups that compute, 64 queries each
 constexpr int kThreads = 128 * (kConsumers + 1);  // and one that loads
+constexpr int kBlocks = 3;  // on an SM
 constexpr int kWarpRows = 16;  // a warp owns whole rows, so softmax stays inside it
 constexpr int kRowTiles = 1;
 constexpr int kStages = 2;  // tiles of K in shared memory, and of V
 constexpr int kQStages = 2;  // tiles of Q
 constexpr int kOutputParts = 1;  // O leaves a tile in so many parts, to save shared memory
-constexpr int kRegisters = 240;  // of a thread that computes
+constexpr int kRegisters = 136;  // of a thread that computes
 constexpr int kLoaderRegisters = 24;  // of one that loads
-constexpr int kSmemBytes = 123904;
+constexpr int kSmemBytes = 66560;
 constexpr bool kCausal = false;
 constexpr float kInfinity = __builtin_huge_valf();
 constexpr float kLn2 = 0.693147180559945f;
+constexpr float kLog2e = 1.44269504f;
 // A tile in shared memory is slabs of rows of 128 bytes, in which TMA and wgmma permute the 16-byte
 // chunks (the 128-byte swizzle). What lies beyond the tensor is zero.
 constexpr int kSlabBytes = 128;
@@ -180,7 +168,7 @@ constexpr int kSlabsV = kSlabsO;
 static_assert(kConsumers * 64 == kBlockQ && 1 <= kConsumers && kConsumers <= 3, "64 rows each");
 static_assert(kBlockKV % kGranule == 0 && kBlockKV <= 256, "whole steps, one instruction wide");
 static_assert(kSlabsO % kOutputParts == 0, "whole slabs of O");
-static_assert(128 * (kConsumers * kRegisters + kLoaderRegisters) <= 65536, "one block fits an SM");
+static_assert(128 * (kConsumers * kRegisters + kLoaderRegisters) * kBlocks <= 65536, "they fit");
 static_assert(kD - kHeadDim < kGranule && kDV - kHeadDimV < kGranule, "zeros to the next step");
 
 // Named barriers: 0 is __syncthreads.
@@ -475,66 +463,6 @@ __device__ __forceinline__ void bar_arrive(int barrier, int threads) {
 namespace ptx {
 #ifndef FASIM_EMULATE
 
-// Two 8x8 matrices of 16-bit elements; lane i < 16 gives the address of row i % 8 of matrix i / 8.
-// PTX ISA: ldmatrix.
-__device__ __forceinline__ void ldmatrix_x2(u32 (&r)[2], u32 row) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0, %1}, [%2];"
-               : "=r"(r[0]), "=r"(r[1])
-               : "r"(row)
-               : "memory");
-}
-
-// The same, each matrix transposed.
-__device__ __forceinline__ void ldmatrix_x2_trans(u32 (&r)[2], u32 row) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0, %1}, [%2];"
-               : "=r"(r[0]), "=r"(r[1])
-               : "r"(row)
-               : "memory");
-}
-
-#endif
-}  // namespace ptx
-
-namespace ptx {
-#ifndef FASIM_EMULATE
-
-// One 8x8 matrix of 16-bit elements; lane i < 8 gives the address of row i. PTX ISA: ldmatrix.
-__device__ __forceinline__ void ldmatrix_x1(u32 (&r)[1], u32 row) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x1.shared.b16 {%0}, [%1];"
-               : "=r"(r[0])
-               : "r"(row)
-               : "memory");
-}
-
-// The same, transposed.
-__device__ __forceinline__ void ldmatrix_x1_trans(u32 (&r)[1], u32 row) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x1.trans.shared.b16 {%0}, [%1];"
-               : "=r"(r[0])
-               : "r"(row)
-               : "memory");
-}
-
-#endif
-}  // namespace ptx
-
-namespace ptx {
-#ifndef FASIM_EMULATE
-
-// d += a b for one 16x8 tile, 8 deep; d as of m16n8k16. PTX ISA: mma.m16n8k8.
-__device__ __forceinline__ void mma_m16n8k8_bf16(float (&d)[4], const u32 (&a)[2], u32 b0) {
-  asm volatile(
-      "mma.sync.aligned.m16n8k8.row.col.f32.bf16.bf16.f32 "
-      "{%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-      : "r"(a[0]), "r"(a[1]), "r"(b0));
-}
-
-#endif
-}  // namespace ptx
-
-namespace ptx {
-#ifndef FASIM_EMULATE
-
 // One thread copies the box at these coordinates, the innermost first, into shared memory; what
 // lies outside the tensor becomes zero. The barrier's phase receives the bytes of the whole box.
 // PTX ISA: cp.async.bulk.tensor.
@@ -579,7 +507,7 @@ __device__ __forceinline__ u32 cvt_bf16x2(float low, float high) {
 namespace ptx {
 #ifndef FASIM_EMULATE
 
-// d = a b, or d += a b, for 64 x 144 elements, 16 deep, by a warpgroup, in the background.
+// d = a b, or d += a b, for 64 x 80 elements, 16 deep, by a warpgroup, in the background.
 // Both a and b describe matrices in shared memory.
 // Transposed: it is not the depth that is contiguous, but the rows of a, the columns of b.
 // Lane 4 g + t of warp w: d[4 i + 2 j + k] = row 16 w + g + 8 j, column 8 i + 2 t + k.
@@ -587,34 +515,26 @@ namespace ptx {
 // clang-format off
 template <int kTransposeA = 0, int kTransposeB = 0>
 __device__ __forceinline__ void wgmma_m64k16_bf16(
-    float (&d)[72], u64 a, u64 b, bool add) {
+    float (&d)[40], u64 a, u64 b, bool add) {
   asm volatile(
       "{\n"
       ".reg .pred p;\n"
-      "setp.ne.b32 p, %74, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n144k16.f32.bf16.bf16 {"
+      "setp.ne.b32 p, %42, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n80k16.f32.bf16.bf16 {"
       "%0, %1, %2, %3, %4, %5, %6, %7, "
       "%8, %9, %10, %11, %12, %13, %14, %15, "
       "%16, %17, %18, %19, %20, %21, %22, %23, "
       "%24, %25, %26, %27, %28, %29, %30, %31, "
-      "%32, %33, %34, %35, %36, %37, %38, %39, "
-      "%40, %41, %42, %43, %44, %45, %46, %47, "
-      "%48, %49, %50, %51, %52, %53, %54, %55, "
-      "%56, %57, %58, %59, %60, %61, %62, %63, "
-      "%64, %65, %66, %67, %68, %69, %70, %71}, "
-      "%72, "
-      "%73, p, 1, 1, %75, %76;\n"
+      "%32, %33, %34, %35, %36, %37, %38, %39}, "
+      "%40, "
+      "%41, p, 1, 1, %43, %44;\n"
       "}\n"
       :
         "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
         "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
         "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]),
         "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]),
-        "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]),
-        "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]),
-        "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]),
-        "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63]),
-        "+f"(d[64]), "+f"(d[65]), "+f"(d[66]), "+f"(d[67]), "+f"(d[68]), "+f"(d[69]), "+f"(d[70]), "+f"(d[71])
+        "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39])
       : "l"(a), "l"(b), "r"(int(add))
       , "n"(kTransposeA), "n"(kTransposeB)
       : "memory");
@@ -626,7 +546,7 @@ __device__ __forceinline__ void wgmma_m64k16_bf16(
 namespace ptx {
 #ifndef FASIM_EMULATE
 
-// d = a b, or d += a b, for 64 x 48 elements, 16 deep, by a warpgroup, in the background.
+// d = a b, or d += a b, for 64 x 64 elements, 16 deep, by a warpgroup, in the background.
 // Lane 4 g + t of warp w holds rows 16 w + g and 16 w + g + 8 of a, as for mma; b describes a matrix in
 // shared memory.
 // Transposed: it is not the depth that is contiguous, but the rows of a, the columns of b.
@@ -635,22 +555,24 @@ namespace ptx {
 // clang-format off
 template <int kTransposeB = 0>
 __device__ __forceinline__ void wgmma_m64k16_bf16(
-    float (&d)[24], const u32 (&a)[4], u64 b, bool add) {
+    float (&d)[32], const u32 (&a)[4], u64 b, bool add) {
   asm volatile(
       "{\n"
       ".reg .pred p;\n"
-      "setp.ne.b32 p, %29, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n48k16.f32.bf16.bf16 {"
+      "setp.ne.b32 p, %37, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {"
       "%0, %1, %2, %3, %4, %5, %6, %7, "
       "%8, %9, %10, %11, %12, %13, %14, %15, "
-      "%16, %17, %18, %19, %20, %21, %22, %23}, "
-      "{%24, %25, %26, %27}, "
-      "%28, p, 1, 1, %30;\n"
+      "%16, %17, %18, %19, %20, %21, %22, %23, "
+      "%24, %25, %26, %27, %28, %29, %30, %31}, "
+      "{%32, %33, %34, %35}, "
+      "%36, p, 1, 1, %38;\n"
       "}\n"
       :
         "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
         "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
-        "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23])
+        "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]),
+        "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(int(add))
       , "n"(kTransposeB)
       : "memory");
@@ -778,6 +700,73 @@ __device__ __forceinline__ void zero(float (&fragment)[kRowTiles][kTiles][4]) {
   for (int i = 0; i < kRowTiles * kTiles; ++i) {
 #pragma unroll
     for (int r = 0; r < 4; ++r) fragment[i / kTiles][i % kTiles][r] = 0.f;
+  }
+}
+
+// ---- Scores -------------------------------------------------------------------------------------
+// What happens to a score between Q K^T and the mask, in the order of the contract: scale, softcap,
+// bias. Scores leave in units of log2, so the softmax after them needs no factor of its own.
+
+struct ScoreTerms {
+  float scale_log2;
+  const Bias* bias;  // of this head
+  i64 stride;  // between its rows
+};
+
+__device__ __forceinline__ float scaled(float score, const ScoreTerms& terms) {
+  return score * terms.scale_log2;
+}
+
+__device__ __forceinline__ float bias_value(u16 x) { return __uint_as_float(u32(x) << 16); }
+// A bias of -inf hides its key, whatever the score is.
+__device__ __forceinline__ void add_bias(float& score, Bias bias, const ScoreTerms& terms) {
+  const float b = bias_value(bias);
+  score = b == -kInfinity ? b : fmaf(b, kLog2e, scaled(score, terms));
+}
+
+// The same for a thread's part of the scores of whole rows.
+// Two neighbours of a row, as one word where the whole tile allows it.
+struct alignas(2 * sizeof(Bias)) BiasPair {
+  Bias x, y;
+};
+
+template <bool kWhole>
+__device__ __forceinline__ BiasPair load_bias(const Bias* row, int column, int columns) {
+  if constexpr (kWhole) return *reinterpret_cast<const BiasPair*>(row + column);
+  BiasPair pair = {};
+  if (column < columns) pair.x = row[column];
+  if (column + 1 < columns) pair.y = row[column + 1];
+  return pair;
+}
+
+template <bool kWhole>
+__device__ __forceinline__ void add_biases(Scores& s, const ScoreTerms& terms, int query, int key,
+                                           int seq_q, int seq_kv) {
+  const int lane = threadIdx.x % 32;
+  const int first = key + lane % 4 * 2;
+#pragma unroll
+  for (int i = 0; i < 2 * kRowTiles; ++i) {
+    const int row = query + 8 * i + lane / 4;
+    const Bias* source = terms.bias + row * terms.stride + first;
+    const int columns = row < seq_q ? seq_kv - first : 0;
+    __syncwarp();  // the next row's loads wait, or all rows' would fill the registers
+#pragma unroll
+    for (int n = 0; n < kStepKV / 8; ++n) {
+      const BiasPair pair = load_bias<kWhole>(source, 8 * n, columns);
+      add_bias(s[i / 2][n][i % 2 * 2], pair.x, terms);
+      add_bias(s[i / 2][n][i % 2 * 2 + 1], pair.y, terms);
+    }
+  }
+}
+
+// The warp's rows begin at `query`, the keys at `key`; what lies beyond either end is not read.
+__device__ __forceinline__ void finish_scores(Scores& s, const ScoreTerms& terms, int query,
+                                              int key, int seq_q, int seq_kv) {
+  const bool pairs = (terms.stride | i64(terms.bias) / i64(sizeof(Bias))) % 2 == 0;
+  if (pairs && query + kWarpRows <= seq_q && key + kStepKV <= seq_kv) {
+    add_biases<true>(s, terms, query, key, seq_q, seq_kv);
+  } else {
+    add_biases<false>(s, terms, query, key, seq_q, seq_kv);
   }
 }
 
@@ -985,25 +974,6 @@ __device__ __forceinline__ u32 chunk_address(const SlabTile<kRows, kTileSlabs>& 
   return slab + row * 128 + (chunk % 8 ^ row % 8) * 16;
 }
 
-// ---- Scores, again ------------------------------------------------------------------------------
-// 16 rows of one warp against 8 keys, by the instructions that a warp can issue alone: for the rare tile
-// whose scores were overwritten with weights that turned out too large.
-using FewScores = float[1][1][4];
-
-__device__ __forceinline__ void few_scores(FewScores& s, const SlabTile<64, kSlabs>& q,
-                                           const SlabTile<kBlockKV, kSlabs>& k, int column) {
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
-#pragma unroll
-  for (int i = 0; i < 4; ++i) s[0][0][i] = 0.f;
-#pragma unroll 1
-  for (int step = 0; step < kD / 8; ++step) {
-    u32 a[2], b[1];
-    ptx::ldmatrix_x2(a, chunk_address(q, 16 * warp + lane % 16, step));
-    ptx::ldmatrix_x1(b, chunk_address(k, column + lane % 8, step));
-    ptx::mma_m16n8k8_bf16(s[0][0], a, b[0]);
-  }
-}
-
 // ---- Products on the tensor cores ---------------------------------------------------------------
 // A warpgroup multiplies 64 rows in the background: what it reads and writes, registers too, is not to
 // be touched until it has waited. A slab's rows are 128 bytes, its groups of 8 rows 1024 bytes apart.
@@ -1127,28 +1097,6 @@ __device__ __forceinline__ void follow(RowState& row, Accumulator& o, const Late
   for (int i = 0; i < kDV / 2; ++i) o[0][i / 4][i % 4] *= factor[i / 2 % 2];
 }
 
-// Gives the rows that have none a reference, the maximum, and takes it from their scores: `shift`, what
-// the exponent is still to be lowered by, becomes 0 there.
-__device__ __forceinline__ void settle(Scores& s, RowState& row, const Late& late,
-                                       float (&shift)[2], float scale_log2) {
-  float max[2];
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    float highest = row.max[half];
-#pragma unroll
-    for (int n = 0; n < kBlockKV / 4; ++n) highest = fmaxf(highest, s[0][n / 2][2 * half + n % 2]);
-    highest = quad_max(highest);
-    max[half] = row.max[half];
-    if (is_settled(max[half], scale_log2)) continue;
-    max[half] = highest;
-    const float reference = reference_of(max[half]);
-    shift[half] = 0.f;
-#pragma unroll
-    for (int n = 0; n < kBlockKV / 4; ++n) s[0][n / 2][2 * half + n % 2] -= reference;
-  }
-  move_to(row, late, max, scale_log2, false);
-}
-
 // Scores become weights, exp2(s scale - shift).
 __device__ __forceinline__ void exponentials(Scores& s, const float (&shift)[2], float scale_log2) {
 #pragma unroll
@@ -1167,56 +1115,24 @@ __device__ __forceinline__ void add_up(float (&sum)[2], const Scores& s) {
   }
 }
 
-constexpr float kLargestSum = 16384.f;  // of a lane's weights in one tile; fp16 ends at 65504
-
-// The weights of those rows again, from a maximum that is theirs. `rescored(few, column)` computes the
-// scores of 8 keys; what becomes of a row depends on no other row.
-template <typename Rescored>
-__device__ __forceinline__ void lower(Scores& s, RowState& row, const Late& late, float (&sum)[2],
-                                      float scale_log2, const Rescored& rescored) {
-  const bool moves[2] = {quad_max(sum[0]) > kLargestSum, quad_max(sum[1]) > kLargestSum};
-  float max[2] = {row.max[0], row.max[1]};
-  FewScores few;
-#pragma unroll 1
-  for (int n = 0; n < kBlockKV / 8; ++n) {
-    rescored(few, 8 * n);
-#pragma unroll
-    for (int i = 0; i < 4; ++i) max[i / 2] = fmaxf(max[i / 2], few[0][0][i]);
-  }
+// Turns scores into weights, exp(scale (s - max)). To compute scores again their biases would have to be
+// read again: the maximum is looked for in every tile instead.
+__device__ __forceinline__ void weigh(Scores& s, RowState& row, const Late& late,
+                                      float scale_log2) {
+  float max[2], sum[2], shift[2];
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    const float highest = quad_max(max[half]);
-    max[half] = moves[half] ? highest : row.max[half];
-  }
-  // s moves on by one place a step, so that the loop need not be unrolled.
-#pragma unroll 1
-  for (int n = 0; n < kBlockKV / 8; ++n) {
-    rescored(few, 8 * n);
+    float highest = row.max[half];
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const float weight = ptx::ex2((few[0][0][i] - max[i / 2]) * scale_log2);
-      const float next = moves[i / 2] ? weight : s[0][0][i];
-#pragma unroll
-      for (int k = 0; k + 1 < kBlockKV / 8; ++k) s[0][k][i] = s[0][k + 1][i];
-      s[0][kBlockKV / 8 - 1][i] = next;
-    }
+    for (int n = 0; n < kBlockKV / 4; ++n) highest = fmaxf(highest, s[0][n / 2][2 * half + n % 2]);
+    max[half] = quad_max(highest);
+    shift[half] = reference_of(max[half]) * scale_log2;
   }
-  __syncwarp();  // all lanes have read Q and K again: a vote would not order that
-  add_up(sum, s);
-  move_to(row, late, max, scale_log2, !row.settled);
-}
-
-// Turns scores into weights, exp(scale (s - max)) for a recent maximum.
-template <typename Rescored>
-__device__ __forceinline__ void weigh(Scores& s, RowState& row, const Late& late, float scale_log2,
-                                      const Rescored& rescored) {
-  float sum[2], shift[2] = {row.max[0] * scale_log2, row.max[1] * scale_log2};
-  if (!row.settled) settle(s, row, late, shift, scale_log2);
+  const bool moves = max[0] != row.max[0] || max[1] != row.max[1];
+  row.settled = !__any_sync(~0u, moves);
+  if (!row.settled) move_to(row, late, max, scale_log2, false);
   exponentials(s, shift, scale_log2);
   add_up(sum, s);
-  if (__any_sync(~0u, fmaxf(sum[0], sum[1]) > kLargestSum)) {
-    lower(s, row, late, sum, scale_log2, rescored);
-  }
   row.sum[0] += sum[0];
   row.sum[1] += sum[1];
 }
@@ -1285,106 +1201,24 @@ __device__ __forceinline__ void store_output(Shared& shared, const Accumulator& 
   }
 }
 
-// ---- Rows of whole 16 bytes ---------------------------------------------------------------------
-// TMA takes no others. So a kernel before the main one copies rows to wider ones, with zeros at their ends,
-// and one after it copies those of O back. A thread moves 16 bytes of a wider row.
-constexpr int kPadders = 128;  // threads of a block
-
-template <int kColumns>
-constexpr int kChunks = (kColumns + 7) / 8;  // of a row
-
-__device__ __forceinline__ i64 offset_of(i64 row, const Strides& strides, int heads, int seq) {
-  const i64 head = row / seq;
-  return head / heads * strides.batch + head % heads * strides.head + row % seq * strides.seq;
-}
-template <int kColumns>
-__device__ __forceinline__ void pad_chunk(Element* wide, const Element* x, i64 row, int chunk) {
-  u32 words[4] = {0, 0, 0, 0};
-#pragma unroll
-  for (int i = 0; i < 8; ++i) {
-    if (8 * chunk + i < kColumns) words[i / 2] |= u32(x[8 * chunk + i]) << i % 2 * 16;
-  }
-  const uint4 padded = make_uint4(words[0], words[1], words[2], words[3]);
-  reinterpret_cast<uint4*>(wide)[row * kChunks<kColumns> + chunk] = padded;
-}
-
-// clang-format off
-extern "C" __global__ void __launch_bounds__(kPadders)
-v3_fwd_sm90a_bf16_d33_full_dc58c775_pad(
-    const __grid_constant__ TensorMap q_padded_map, const __grid_constant__ TensorMap k_padded_map,
-    const __grid_constant__ TensorMap v_padded_map, const __grid_constant__ TensorMap o_padded_map,
-    const Element* __restrict__ q, const Element* __restrict__ k, const Element* __restrict__ v,
-    Output* __restrict__ O, Element* __restrict__ q_padded, Element* __restrict__ k_padded,
-    Element* __restrict__ v_padded, Output* __restrict__ o_padded, float* __restrict__ lse,
-    const int batch, const int heads, const int kv_heads, const int seq_q, const int seq_kv,
-    const int heads_together, const Strides q_strides, const Strides k_strides,
-    const Strides v_strides, const float scale_log2) {
-  // clang-format on
-  i64 number = blockIdx.x * i64(kPadders) + threadIdx.x;
-  const i64 q_chunks = i64(batch) * heads * seq_q * kChunks<kHeadDim>;
-  if (number < q_chunks) {
-    const i64 row = number / kChunks<kHeadDim>;
-    const Element* x = q + offset_of(row, q_strides, heads, seq_q);
-    return pad_chunk<kHeadDim>(q_padded, x, row, number % kChunks<kHeadDim>);
-  }
-  number -= q_chunks;
-  const i64 k_chunks = i64(batch) * kv_heads * seq_kv * kChunks<kHeadDim>;
-  if (number < k_chunks) {
-    const i64 row = number / kChunks<kHeadDim>;
-    const Element* x = k + offset_of(row, k_strides, kv_heads, seq_kv);
-    return pad_chunk<kHeadDim>(k_padded, x, row, number % kChunks<kHeadDim>);
-  }
-  number -= k_chunks;
-  const i64 v_chunks = i64(batch) * kv_heads * seq_kv * kChunks<kHeadDimV>;
-  if (number < v_chunks) {
-    const i64 row = number / kChunks<kHeadDimV>;
-    const Element* x = v + offset_of(row, v_strides, kv_heads, seq_kv);
-    return pad_chunk<kHeadDimV>(v_padded, x, row, number % kChunks<kHeadDimV>);
-  }
-  number -= v_chunks;
-}
-// clang-format off
-extern "C" __global__ void __launch_bounds__(kPadders)
-v3_fwd_sm90a_bf16_d33_full_dc58c775_unpad(
-    const __grid_constant__ TensorMap q_padded_map, const __grid_constant__ TensorMap k_padded_map,
-    const __grid_constant__ TensorMap v_padded_map, const __grid_constant__ TensorMap o_padded_map,
-    const Element* __restrict__ q, const Element* __restrict__ k, const Element* __restrict__ v,
-    Output* __restrict__ O, Element* __restrict__ q_padded, Element* __restrict__ k_padded,
-    Element* __restrict__ v_padded, Output* __restrict__ o_padded, float* __restrict__ lse,
-    const int batch, const int heads, const int kv_heads, const int seq_q, const int seq_kv,
-    const int heads_together, const Strides q_strides, const Strides k_strides,
-    const Strides v_strides, const float scale_log2) {
-  // clang-format on
-  const i64 number = blockIdx.x * i64(kPadders) + threadIdx.x;
-  if (number >= i64(batch) * heads * seq_q * kChunks<kHeadDimV>) return;
-  const i64 row = number / kChunks<kHeadDimV>;
-  const int chunk = number % kChunks<kHeadDimV>;
-  const uint4 x = reinterpret_cast<const uint4*>(o_padded)[row * kChunks<kHeadDimV> + chunk];
-  const u32 words[4] = {x.x, x.y, x.z, x.w};
-#pragma unroll
-  for (int i = 0; i < 8; ++i) {
-    const int column = 8 * chunk + i;
-    if (column < kHeadDimV) O[row * kHeadDimV + column] = u16(words[i / 2] >> i % 2 * 16);
-  }
-}
-
-// A consumer has started its products: the next one may.
+// A consumer has started its products: the next one may. One alone takes no turns.
 __device__ __forceinline__ void pass_turn(int consumer) {
-  ptx::bar_arrive(kTurnBarrier + (consumer + 1) % kConsumers, 256);
+  if (kConsumers > 1) ptx::bar_arrive(kTurnBarrier + (consumer + 1) % kConsumers, 256);
+}
+
+__device__ __forceinline__ void await_turn(int consumer) {
+  if (kConsumers > 1) ptx::bar_sync(kTurnBarrier + consumer, 256);
 }
 
 // ---- Kernel -------------------------------------------------------------------------------------
 // clang-format off
-extern "C" __global__ void __launch_bounds__(kThreads, 1)
-v3_fwd_sm90a_bf16_d33_full_dc58c775(
-    const __grid_constant__ TensorMap q_padded_map, const __grid_constant__ TensorMap k_padded_map,
-    const __grid_constant__ TensorMap v_padded_map, const __grid_constant__ TensorMap o_padded_map,
-    const Element* __restrict__ q, const Element* __restrict__ k, const Element* __restrict__ v,
-    Output* __restrict__ O, Element* __restrict__ q_padded, Element* __restrict__ k_padded,
-    Element* __restrict__ v_padded, Output* __restrict__ o_padded, float* __restrict__ lse,
-    const int batch, const int heads, const int kv_heads, const int seq_q, const int seq_kv,
-    const int heads_together, const Strides q_strides, const Strides k_strides,
-    const Strides v_strides, const float scale_log2) {
+extern "C" __global__ void __launch_bounds__(kThreads, kBlocks)
+v3_fwd_sm90a_bf16_d64_full_dense_2c085e61(
+    const __grid_constant__ TensorMap q_map, const __grid_constant__ TensorMap k_map,
+    const __grid_constant__ TensorMap v_map, const __grid_constant__ TensorMap o_map,
+    float* __restrict__ lse, const Bias* __restrict__ bias, const int batch, const int heads,
+    const int kv_heads, const int seq_q, const int seq_kv, const int heads_together,
+    const Strides bias_strides, const float scale_log2) {
   // clang-format on
   extern __shared__ __align__(1024) unsigned char smem_raw[];
   Shared& shared = *reinterpret_cast<Shared*>(smem_raw);
@@ -1402,10 +1236,10 @@ v3_fwd_sm90a_bf16_d33_full_dc58c775(
   if (warpgroup == kConsumers) {  // ---- Producer ----
     ptx::setmaxnreg_dec<kLoaderRegisters>();
     if (threadIdx.x % 128 != 0) return;
-    Loader loader = {shared, &k_padded_map, &v_padded_map};
+    Loader loader = {shared, &k_map, &v_map};
     const Grid grid = {batch, heads, seq_q, heads_together};
     const auto work_of = [&](int round) { return work_at(round, grid); };
-    load_all(loader, &q_padded_map, heads / kv_heads, work_of, queries_of, keys_of, tiles_of);
+    load_all(loader, &q_map, heads / kv_heads, work_of, queries_of, keys_of, tiles_of);
     return;
   }
 
@@ -1434,11 +1268,11 @@ v3_fwd_sm90a_bf16_d33_full_dc58c775(
   const auto end = [&] {
     const Work work = shared.works[(round - 2) % kWorks];
     const i64 rows = (i64(work.batch) * heads + work.head) * seq_q + work.first_query;
-    end_rows(row, shared.factors, lse + rows, scale_log2, span_of(work).seq_q - work.first_query);
+    end_rows(row, shared.factors, lse + rows, 1.f, span_of(work).seq_q - work.first_query);
   };
   const auto store = [&] {
     const Work& work = shared.works[(round - 2) % kWorks];
-    store_output(shared, o, &o_padded_map, work, queries_of(work), span_of(work).seq_q);
+    store_output(shared, o, &o_map, work, queries_of(work), span_of(work).seq_q);
   };
   const auto await_keys = [&](int n) {
     const Turn at = turn<kStages>(n);
@@ -1448,28 +1282,28 @@ v3_fwd_sm90a_bf16_d33_full_dc58c775(
     const int slot = n % kStages;
     note(kAsked, n);
     await_keys(n);
-    ptx::bar_sync(kTurnBarrier + warpgroup, 256);
+    await_turn(warpgroup);
     note(kBegan, n);
     start_scores(s, descriptor_of(shared.q[(round - 1) % kQStages][warpgroup]),
                  descriptor_of(shared.k[slot]));
   };
   // From products to what softmax sees, for the keys from the tile's `column`-th on.
   const auto finish = [&](auto& s, int column) {
-    if (is_among(tile, whole)) return;
     const Work& work = shared.works[(round - 1) % kWorks];
     const Span span = span_of(work);
     const int warp_query = work.first_query + threadIdx.x / 32 * kWarpRows;
     const int key = tile * kBlockKV + column;
+    const i64 first_bias = work.batch * bias_strides.batch + work.head * bias_strides.head;
+    const Bias* head_bias = bias + first_bias;
+    const ScoreTerms terms = {scale_log2, head_bias, bias_strides.seq};
+    finish_scores(s, terms, warp_query, key, span.seq_q, span.seq_kv);
+    if (is_among(tile, whole)) return;
     mask_scores(s, warp_query, key, span);
   };
   const auto weigh_scores = [&](int n, const Late& late) {
     note(kScored, n);
     finish(s, 0);
-    weigh(s, row, late, scale_log2, [&](FewScores& few, int column) {
-      const auto& q_rows = shared.q[(round - 1) % kQStages][warpgroup];
-      few_scores(few, q_rows, shared.k[n % kStages], column);
-      finish(few, column);
-    });
+    weigh(s, row, late, 1.f);
     if (threadIdx.x % 32 == 0) {
       ptx::mbarrier_arrive(&shared.empty_k[n % kStages]);
       if (tile == last_tile) ptx::mbarrier_arrive(&shared.empty_q[(round - 1) % kQStages]);
@@ -1492,7 +1326,7 @@ v3_fwd_sm90a_bf16_d33_full_dc58c775(
     zero(o);
     const Late late = {shared.factors, true};
     weigh_scores(0, late);
-    follow(row, o, late, scale_log2);
+    follow(row, o, late, 1.f);
     round_weights(p, s);
   }
   while (more) {  // p holds the weights of tile n; whose scores are next?
@@ -1515,7 +1349,7 @@ v3_fwd_sm90a_bf16_d33_full_dc58c775(
     finish_products<0>(o);  // here all warps wait, whether their rows move or not
     if (leads) ptx::mbarrier_arrive(&shared.empty_v[n % kStages]);
     note(kSummed, n);
-    follow(row, o, late, scale_log2);
+    follow(row, o, late, 1.f);
     round_weights(p, s);
     if (ends) {
       store();
@@ -1533,7 +1367,7 @@ v3_fwd_sm90a_bf16_d33_full_dc58c775(
     note(kStored, n);
   }
   if (leads) ptx::cp_async_bulk_wait_group_read<0>();
-  if (warpgroup == 0) ptx::bar_sync(kTurnBarrier, 256);  // the turn that no one took
+  if (warpgroup == 0) await_turn(0);  // the one that no one took
 }
 
 #ifdef FASIM_MAIN
@@ -1564,6 +1398,17 @@ T* device_array(i64 n) {
 Element* input(i64 n, u32 seed) {
   Element* array = device_array<Element>(n);
   fill<<<(n + 255) / 256, 256>>>(array, n, seed);
+  return array;
+}
+
+// An array whose values are computed on the host.
+template <typename T, typename Value>
+T* made(i64 n, Value value) {
+  T* host = static_cast<T*>(std::malloc(n * sizeof(T)));
+  for (i64 i = 0; i < n; ++i) host[i] = value(i);
+  T* array = device_array<T>(n);
+  cudaMemcpy(array, host, n * sizeof(T), cudaMemcpyHostToDevice);
+  std::free(host);
   return array;
 }
 
@@ -1606,35 +1451,24 @@ int main(int argc, char** argv) {
   const i64 rows = i64(batch) * heads * seq_q, keys = i64(batch) * kv_heads * seq_kv;
 
   const float scale_log2 = 1.442695041f / sqrtf(kHeadDim);
+  const Bias* bias = made<Bias>(i64(seq_q) * seq_kv, [](i64) { return Bias(0); });
+  const Strides bias_strides = {0, 0, seq_kv};
 
-  Output* O = device_array<Output>(rows * kHeadDimV);
+  Output* o = device_array<Output>(rows * kHeadDimV);
   float* lse = device_array<float>(rows);
-  constexpr int kWide = 8 * kChunks<kHeadDim>;
-  const Element *q = input(rows * kHeadDim, 1), *k = input(keys * kHeadDim, 2);
-  const Strides q_strides = contiguous(heads, seq_q, kHeadDim);
-  const Strides k_strides = contiguous(kv_heads, seq_kv, kHeadDim);
-  Element* q_padded = device_array<Element>(rows * kWide);
-  Element* k_padded = device_array<Element>(keys * kWide);
-  const TensorMap q_padded_map = encoded(q_padded, batch, heads, seq_q, kWide, 64);
-  const TensorMap k_padded_map = encoded(k_padded, batch, kv_heads, seq_kv, kWide, kBlockKV);
-  constexpr int kWideV = 8 * kChunks<kHeadDimV>;
-  const Element* v = input(keys * kHeadDimV, 3);
-  const Strides v_strides = contiguous(kv_heads, seq_kv, kHeadDimV);
-  Element* v_padded = device_array<Element>(keys * kWideV);
-  Output* o_padded = device_array<Output>(rows * kWideV);
-  const TensorMap v_padded_map = encoded(v_padded, batch, kv_heads, seq_kv, kWideV, kBlockKV);
-  const TensorMap o_padded_map = encoded(o_padded, batch, heads, seq_q, kWideV, 64);
-  const auto blocks_for = [](i64 chunks) { return int((chunks + kPadders - 1) / kPadders); };
-  i64 to_pad = 0;
-  to_pad += rows * kChunks<kHeadDim>;
-  to_pad += keys * kChunks<kHeadDim>;
-  to_pad += keys * kChunks<kHeadDimV>;
+  const TensorMap q_map = encoded(input(rows * kHeadDim, 1), batch, heads, seq_q, kHeadDim, 64);
+  const TensorMap k_map =
+      encoded(input(keys * kHeadDim, 2), batch, kv_heads, seq_kv, kHeadDim, kBlockKV);
+  const TensorMap v_map =
+      encoded(input(keys * kHeadDimV, 3), batch, kv_heads, seq_kv, kHeadDimV, kBlockKV);
+  const TensorMap o_map = encoded(o, batch, heads, seq_q, kHeadDimV, 64);
   int blocks = 132;
   cudaDeviceGetAttribute(&blocks, cudaDevAttrMultiProcessorCount, 0);
+  blocks *= kBlocks;
   const int q_blocks = (seq_q + kBlockQ - 1) / kBlockQ, tiles = batch * heads * q_blocks;
   const int grid = blocks < tiles ? blocks : tiles;
   const int heads_together = 1;
-  const auto kernel = v3_fwd_sm90a_bf16_d33_full_dc58c775;
+  const auto kernel = v3_fwd_sm90a_bf16_d64_full_dense_2c085e61;
   cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSmemBytes);
   cudaEvent_t start, stop;
   cudaEventCreate(&start);
@@ -1642,19 +1476,9 @@ int main(int argc, char** argv) {
   float ms = 0;
   for (int run = 0; run < 2; ++run) {  // the second one counts
     cudaEventRecord(start);
-    v3_fwd_sm90a_bf16_d33_full_dc58c775_pad<<<blocks_for(to_pad), kPadders>>>(
-        q_padded_map, k_padded_map, v_padded_map, o_padded_map, q, k, v, O, q_padded, k_padded,
-        v_padded, o_padded, lse, batch, heads, kv_heads, seq_q, seq_kv, heads_together, q_strides,
-        k_strides, v_strides, scale_log2);
-    kernel<<<grid, kThreads, kSmemBytes>>>(q_padded_map, k_padded_map, v_padded_map, o_padded_map,
-                                           q, k, v, O, q_padded, k_padded, v_padded, o_padded, lse,
-                                           batch, heads, kv_heads, seq_q, seq_kv, heads_together,
-                                           q_strides, k_strides, v_strides, scale_log2);
-    const int unpad_grid = blocks_for(rows * kChunks<kHeadDimV>);
-    v3_fwd_sm90a_bf16_d33_full_dc58c775_unpad<<<unpad_grid, kPadders>>>(
-        q_padded_map, k_padded_map, v_padded_map, o_padded_map, q, k, v, O, q_padded, k_padded,
-        v_padded, o_padded, lse, batch, heads, kv_heads, seq_q, seq_kv, heads_together, q_strides,
-        k_strides, v_strides, scale_log2);
+    kernel<<<grid, kThreads, kSmemBytes>>>(q_map, k_map, v_map, o_map, lse, bias, batch, heads,
+                                           kv_heads, seq_q, seq_kv, heads_together, bias_strides,
+                                           scale_log2);
     cudaEventRecord(stop);
     cudaEventSynchronize(stop);
     cudaEventElapsedTime(&ms, start, stop);

@@ -1,9 +1,9 @@
-// v3_fwd_sm90a_fp16_d64_full_03d34d39
+// v3_fwd_sm90a_fp16_d64_causal_alibi_2a670209
 //
-// regenerate  fasim gen v3_fwd_sm90a_fp16_d64_full_03d34d39.cu
-// compile     nvcc -std=c++17 -arch=sm_90a -cubin v3_fwd_sm90a_fp16_d64_full_03d34d39.cu
-// run alone   nvcc -std=c++17 -gencode arch=compute_90a,code=sm_90a -DFASIM_MAIN v3_fwd_sm90a_fp16_d64_full_03d34d39.cu && ./a.out
-// launch      v3_fwd_sm90a_fp16_d64_full_03d34d39<<<132, 512, 140288>>>, as planned
+// regenerate  fasim gen v3_fwd_sm90a_fp16_d64_causal_alibi_2a670209.cu
+// compile     nvcc -std=c++17 -arch=sm_90a -cubin v3_fwd_sm90a_fp16_d64_causal_alibi_2a670209.cu
+// run alone   nvcc -std=c++17 -gencode arch=compute_90a,code=sm_90a -DFASIM_MAIN v3_fwd_sm90a_fp16_d64_causal_alibi_2a670209.cu && ./a.out
+// launch      v3_fwd_sm90a_fp16_d64_causal_alibi_2a670209<<<132, 512, 160768>>>, as planned
 //
 // arguments
 //   map    q_map       device memory
@@ -11,23 +11,26 @@
 //   map    v_map       device memory
 //   map    o_map       device memory
 //   ptr    lse         device memory
-//   i32    batch       16
-//   i32    heads       32
-//   i32    kv_heads    32
-//   i32    seq_q       1024
-//   i32    seq_kv      1024
-//   i32    heads_together  1
+//   ptr    slopes      device memory
+//   i32    batch       1
+//   i32    heads       16
+//   i32    kv_heads    16
+//   i32    seq_q       4096
+//   i32    seq_kv      4096
+//   i32    heads_together  12
 //   f32    scale_log2  0.18033688011112042
 //
 // shared memory
 //   from      0   24576 bytes  Q, slot 0
 //   from  24576   24576 bytes  Q, slot 1
 //   from  49152   24576 bytes  O on its way out
-//   from  73728   16384 bytes  K, slot 0
-//   from  90112   16384 bytes  K, slot 1
-//   from 106496   16384 bytes  V, slot 0
-//   from 122880   16384 bytes  V, slot 1
-//   from 139264    1024 bytes  barriers, factors of rows, works
+//   from  73728   14336 bytes  K, slot 0
+//   from  88064   14336 bytes  K, slot 1
+//   from 102400   14336 bytes  K, slot 2
+//   from 116736   14336 bytes  V, slot 0
+//   from 131072   14336 bytes  V, slot 1
+//   from 145408   14336 bytes  V, slot 2
+//   from 159744    1024 bytes  barriers, factors of rows, works
 //
 // templates, with the first 8 digits of their sha256
 //   9f85390f  device/chunk_address.cuh
@@ -41,6 +44,8 @@
 //   c92fb41f  device/rescore.cuh
 //   56ce5a2e  device/rows.cuh
 //   6a818e15  device/schedule.cuh
+//   23af4307  device/score.cuh
+//   2aadce9b  device/score_rows.cuh
 //   2e46e33c  device/settled_rows.cuh
 //   6c395fee  device/shared_v3.cuh
 //   f120efac  device/softmax_in_place.cuh
@@ -50,11 +55,11 @@
 //   3167b13b  device/timeline.cuh
 //   689d4211  device/turn.cuh
 //   c2706fe3  device/types.cuh
-//   1b25d96a  kernels/v3_fwd.cu
-//   4994fd5e  parts/constants_v3.cuh
+//   6f23e656  kernels/v3_fwd.cu
+//   454b33f2  parts/constants_v3.cuh
 //   5a818b86  parts/main_arrays.cuh
 //   92b4175b  parts/main_options.cuh
-//   bff14614  parts/main_v3.cu
+//   20d02325  parts/main_v3.cu
 //   5af47db7  ptx/bar_arrive.cuh
 //   18bd1382  ptx/bar_sync.cuh
 //   f0e3942d  ptx/clock64.cuh
@@ -86,15 +91,15 @@
 
 // ---- plan
 // {"gpu": {"arch": "sm_90a", "name": "h200-sxm5-141gb"}, "kernel": {"algo": "v3", "arch": "sm_90a",
-// "bias": "none", "deterministic": false, "dtype": "fp16", "head_dim": 64, "head_dim_v": 64,
-// "mask": "full", "out_dtype": "fp16", "pack_gqa": false, "pass": "fwd", "scales": "none",
-// "softcap": false, "splits": false, "tile": {"block_kv": 128, "block_q": 192, "p_in": "registers",
-// "registers": 160, "stages": 2, "step_kv": 0, "warps": 12}, "varlen": false}, "problem": {"batch":
-// 16, "bias": "none", "causal": false, "deterministic": false, "dtype": "fp16", "head_dim": 64,
-// "head_dim_v": 64, "heads": 32, "incoherent": false, "kv_heads": 32, "out_dtype": "fp16", "pass":
-// "fwd", "scale": 0.125, "scales": "tensor", "seq": 1024, "seq_kv": 1024, "softcap": 0.0, "varlen":
-// false, "window": [-1, -1]}, "schema": "fasim.plan/1", "slots": 132, "smem_bytes": 140288}
-// ---- the rest of the file has sha256 ed46b2a09d75ee3f3e49f921f849656aa9ddaf1f7148a8348687ce8859739bdb
+// "bias": "alibi", "deterministic": false, "dtype": "fp16", "head_dim": 64, "head_dim_v": 64,
+// "mask": "causal", "out_dtype": "fp16", "pack_gqa": false, "pass": "fwd", "scales": "none",
+// "softcap": false, "splits": false, "tile": {"block_kv": 112, "block_q": 192, "p_in": "registers",
+// "registers": 160, "stages": 3, "step_kv": 0, "warps": 12}, "varlen": false}, "problem": {"batch":
+// 1, "bias": "alibi", "causal": true, "deterministic": false, "dtype": "fp16", "head_dim": 64,
+// "head_dim_v": 64, "heads": 16, "incoherent": false, "kv_heads": 16, "out_dtype": "fp16", "pass":
+// "fwd", "scale": 0.125, "scales": "tensor", "seq": 4096, "seq_kv": 4096, "softcap": 0.0, "varlen":
+// false, "window": [-1, -1]}, "schema": "fasim.plan/1", "slots": 132, "smem_bytes": 160768}
+// ---- the rest of the file has sha256 5299ee43d854eb545e4597f67e3ad33cb87a6cfe727d71cd90f5da4183f09402
 // FlashAttention-3, forward (Shah et al. 2024, algorithms 1 and 2).
 //
 // A block stays on its SM and works on one tile of queries after the other. One warpgroup, the producer,
@@ -138,21 +143,23 @@ constexpr int kGranule = 16;  // columns, or keys, of a matrix step: 32 bytes
 constexpr int kD = 64;  // as multiplied: whole matrix steps
 constexpr int kDV = 64;
 constexpr int kBlockQ = 192;  // B_r: queries of one tile
-constexpr int kBlockKV = 128;  // B_c: keys of one tile
+constexpr int kBlockKV = 112;  // B_c: keys of one tile
 constexpr int kStepKV = kBlockKV;  // keys whose scores fit the registers at once
 constexpr int kConsumers = 3;  // warpgroups that compute, 64 queries each
 constexpr int kThreads = 128 * (kConsumers + 1);  // and one that loads
+constexpr int kBlocks = 1;  // on an SM
 constexpr int kWarpRows = 16;  // a warp owns whole rows, so softmax stays inside it
 constexpr int kRowTiles = 1;
-constexpr int kStages = 2;  // tiles of K in shared memory, and of V
+constexpr int kStages = 3;  // tiles of K in shared memory, and of V
 constexpr int kQStages = 2;  // tiles of Q
 constexpr int kOutputParts = 1;  // O leaves a tile in so many parts, to save shared memory
 constexpr int kRegisters = 160;  // of a thread that computes
 constexpr int kLoaderRegisters = 32;  // of one that loads
-constexpr int kSmemBytes = 140288;
-constexpr bool kCausal = false;
+constexpr int kSmemBytes = 160768;
+constexpr bool kCausal = true;
 constexpr float kInfinity = __builtin_huge_valf();
 constexpr float kLn2 = 0.693147180559945f;
+constexpr float kLog2e = 1.44269504f;
 // A tile in shared memory is slabs of rows of 128 bytes, in which TMA and wgmma permute the 16-byte
 // chunks (the 128-byte swizzle). What lies beyond the tensor is zero.
 constexpr int kSlabBytes = 128;
@@ -165,7 +172,7 @@ constexpr int kSlabsV = kSlabsO;
 static_assert(kConsumers * 64 == kBlockQ && 1 <= kConsumers && kConsumers <= 3, "64 rows each");
 static_assert(kBlockKV % kGranule == 0 && kBlockKV <= 256, "whole steps, one instruction wide");
 static_assert(kSlabsO % kOutputParts == 0, "whole slabs of O");
-static_assert(128 * (kConsumers * kRegisters + kLoaderRegisters) <= 65536, "one block fits an SM");
+static_assert(128 * (kConsumers * kRegisters + kLoaderRegisters) * kBlocks <= 65536, "they fit");
 static_assert(kD - kHeadDim < kGranule && kDV - kHeadDimV < kGranule, "zeros to the next step");
 
 // Named barriers: 0 is __syncthreads.
@@ -564,7 +571,7 @@ __device__ __forceinline__ u32 cvt_f16x2(float low, float high) {
 namespace ptx {
 #ifndef FASIM_EMULATE
 
-// d = a b, or d += a b, for 64 x 128 elements, 16 deep, by a warpgroup, in the background.
+// d = a b, or d += a b, for 64 x 112 elements, 16 deep, by a warpgroup, in the background.
 // Both a and b describe matrices in shared memory.
 // Transposed: it is not the depth that is contiguous, but the rows of a, the columns of b.
 // Lane 4 g + t of warp w: d[4 i + 2 j + k] = row 16 w + g + 8 j, column 8 i + 2 t + k.
@@ -572,22 +579,21 @@ namespace ptx {
 // clang-format off
 template <int kTransposeA = 0, int kTransposeB = 0>
 __device__ __forceinline__ void wgmma_m64k16_f16(
-    float (&d)[64], u64 a, u64 b, bool add) {
+    float (&d)[56], u64 a, u64 b, bool add) {
   asm volatile(
       "{\n"
       ".reg .pred p;\n"
-      "setp.ne.b32 p, %66, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 {"
+      "setp.ne.b32 p, %58, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n112k16.f32.f16.f16 {"
       "%0, %1, %2, %3, %4, %5, %6, %7, "
       "%8, %9, %10, %11, %12, %13, %14, %15, "
       "%16, %17, %18, %19, %20, %21, %22, %23, "
       "%24, %25, %26, %27, %28, %29, %30, %31, "
       "%32, %33, %34, %35, %36, %37, %38, %39, "
       "%40, %41, %42, %43, %44, %45, %46, %47, "
-      "%48, %49, %50, %51, %52, %53, %54, %55, "
-      "%56, %57, %58, %59, %60, %61, %62, %63}, "
-      "%64, "
-      "%65, p, 1, 1, %67, %68;\n"
+      "%48, %49, %50, %51, %52, %53, %54, %55}, "
+      "%56, "
+      "%57, p, 1, 1, %59, %60;\n"
       "}\n"
       :
         "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
@@ -596,8 +602,7 @@ __device__ __forceinline__ void wgmma_m64k16_f16(
         "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]),
         "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]),
         "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]),
-        "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]),
-        "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63])
+        "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55])
       : "l"(a), "l"(b), "r"(int(add))
       , "n"(kTransposeA), "n"(kTransposeB)
       : "memory");
@@ -763,6 +768,39 @@ __device__ __forceinline__ void zero(float (&fragment)[kRowTiles][kTiles][4]) {
   for (int i = 0; i < kRowTiles * kTiles; ++i) {
 #pragma unroll
     for (int r = 0; r < 4; ++r) fragment[i / kTiles][i % kTiles][r] = 0.f;
+  }
+}
+
+// ---- Scores -------------------------------------------------------------------------------------
+// What happens to a score between Q K^T and the mask, in the order of the contract: scale, softcap,
+// bias. Scores leave in units of log2, so the softmax after them needs no factor of its own.
+
+struct ScoreTerms {
+  float scale_log2;
+  float slope_log2;  // of this head
+};
+
+__device__ __forceinline__ float scaled(float score, const ScoreTerms& terms) {
+  return score * terms.scale_log2;
+}
+
+// The same for a thread's part of the scores of whole rows.
+// -slope |distance| for every score: the last key is aligned with the last query, as in the mask.
+// The warp's rows begin at `query`, the keys at `key`.
+template <int kTiles>
+__device__ __forceinline__ void finish_scores(float (&s)[kRowTiles][kTiles][4],
+                                              const ScoreTerms& terms, int query, int key,
+                                              int seq_q, int seq_kv) {
+  const int lane = threadIdx.x % 32;
+#pragma unroll
+  for (int i = 0; i < 2 * kRowTiles; ++i) {
+    const float aligned = query + 8 * i + lane / 4 + seq_kv - seq_q - key - lane % 4 * 2;
+#pragma unroll
+    for (int n = 0; n < 2 * kTiles; ++n) {
+      float& score = s[i / 2][n / 2][i % 2 * 2 + n % 2];
+      const float distance = fabsf(aligned - (n / 2 * 8 + n % 2));
+      score = fmaf(-terms.slope_log2, distance, scaled(score, terms));
+    }
   }
 }
 
@@ -1270,19 +1308,24 @@ __device__ __forceinline__ void store_output(Shared& shared, const Accumulator& 
   }
 }
 
-// A consumer has started its products: the next one may.
+// A consumer has started its products: the next one may. One alone takes no turns.
 __device__ __forceinline__ void pass_turn(int consumer) {
-  ptx::bar_arrive(kTurnBarrier + (consumer + 1) % kConsumers, 256);
+  if (kConsumers > 1) ptx::bar_arrive(kTurnBarrier + (consumer + 1) % kConsumers, 256);
+}
+
+__device__ __forceinline__ void await_turn(int consumer) {
+  if (kConsumers > 1) ptx::bar_sync(kTurnBarrier + consumer, 256);
 }
 
 // ---- Kernel -------------------------------------------------------------------------------------
 // clang-format off
-extern "C" __global__ void __launch_bounds__(kThreads, 1)
-v3_fwd_sm90a_fp16_d64_full_03d34d39(
+extern "C" __global__ void __launch_bounds__(kThreads, kBlocks)
+v3_fwd_sm90a_fp16_d64_causal_alibi_2a670209(
     const __grid_constant__ TensorMap q_map, const __grid_constant__ TensorMap k_map,
     const __grid_constant__ TensorMap v_map, const __grid_constant__ TensorMap o_map,
-    float* __restrict__ lse, const int batch, const int heads, const int kv_heads, const int seq_q,
-    const int seq_kv, const int heads_together, const float scale_log2) {
+    float* __restrict__ lse, const float* __restrict__ slopes, const int batch, const int heads,
+    const int kv_heads, const int seq_q, const int seq_kv, const int heads_together,
+    const float scale_log2) {
   // clang-format on
   extern __shared__ __align__(1024) unsigned char smem_raw[];
   Shared& shared = *reinterpret_cast<Shared*>(smem_raw);
@@ -1317,6 +1360,7 @@ v3_fwd_sm90a_fp16_d64_full_03d34d39(
   RowState row;
   int round = 0, tile = 0, last_tile = 0;
   Tiles whole = {0, 0};
+  float slope_log2 = 0.f;  // of the head
   // The next tile of queries: false if there is none.
   const auto begin = [&] {
     const Turn at = turn<kQStages>(round);
@@ -1327,12 +1371,13 @@ v3_fwd_sm90a_fp16_d64_full_03d34d39(
     ++round;
     tile = tiles.end - 1, last_tile = tiles.begin;
     whole = whole_tiles(first_query + 64 * warpgroup, span_of(work));
+    slope_log2 = first_query < 0 ? 0.f : slopes[work.head] * kLog2e;
     return first_query >= 0;
   };
   const auto end = [&] {
     const Work work = shared.works[(round - 2) % kWorks];
     const i64 rows = (i64(work.batch) * heads + work.head) * seq_q + work.first_query;
-    end_rows(row, shared.factors, lse + rows, scale_log2, span_of(work).seq_q - work.first_query);
+    end_rows(row, shared.factors, lse + rows, 1.f, span_of(work).seq_q - work.first_query);
   };
   const auto store = [&] {
     const Work& work = shared.works[(round - 2) % kWorks];
@@ -1346,24 +1391,26 @@ v3_fwd_sm90a_fp16_d64_full_03d34d39(
     const int slot = n % kStages;
     note(kAsked, n);
     await_keys(n);
-    ptx::bar_sync(kTurnBarrier + warpgroup, 256);
+    await_turn(warpgroup);
     note(kBegan, n);
     start_scores(s, descriptor_of(shared.q[(round - 1) % kQStages][warpgroup]),
                  descriptor_of(shared.k[slot]));
   };
   // From products to what softmax sees, for the keys from the tile's `column`-th on.
   const auto finish = [&](auto& s, int column) {
-    if (is_among(tile, whole)) return;
     const Work& work = shared.works[(round - 1) % kWorks];
     const Span span = span_of(work);
     const int warp_query = work.first_query + threadIdx.x / 32 * kWarpRows;
     const int key = tile * kBlockKV + column;
+    const ScoreTerms terms = {scale_log2, slope_log2};
+    finish_scores(s, terms, warp_query, key, span.seq_q, span.seq_kv);
+    if (is_among(tile, whole)) return;
     mask_scores(s, warp_query, key, span);
   };
   const auto weigh_scores = [&](int n, const Late& late) {
     note(kScored, n);
     finish(s, 0);
-    weigh(s, row, late, scale_log2, [&](FewScores& few, int column) {
+    weigh(s, row, late, 1.f, [&](FewScores& few, int column) {
       const auto& q_rows = shared.q[(round - 1) % kQStages][warpgroup];
       few_scores(few, q_rows, shared.k[n % kStages], column);
       finish(few, column);
@@ -1390,7 +1437,7 @@ v3_fwd_sm90a_fp16_d64_full_03d34d39(
     zero(o);
     const Late late = {shared.factors, true};
     weigh_scores(0, late);
-    follow(row, o, late, scale_log2);
+    follow(row, o, late, 1.f);
     round_weights(p, s);
   }
   while (more) {  // p holds the weights of tile n; whose scores are next?
@@ -1413,7 +1460,7 @@ v3_fwd_sm90a_fp16_d64_full_03d34d39(
     finish_products<0>(o);  // here all warps wait, whether their rows move or not
     if (leads) ptx::mbarrier_arrive(&shared.empty_v[n % kStages]);
     note(kSummed, n);
-    follow(row, o, late, scale_log2);
+    follow(row, o, late, 1.f);
     round_weights(p, s);
     if (ends) {
       store();
@@ -1431,7 +1478,7 @@ v3_fwd_sm90a_fp16_d64_full_03d34d39(
     note(kStored, n);
   }
   if (leads) ptx::cp_async_bulk_wait_group_read<0>();
-  if (warpgroup == 0) ptx::bar_sync(kTurnBarrier, 256);  // the turn that no one took
+  if (warpgroup == 0) await_turn(0);  // the one that no one took
 }
 
 #ifdef FASIM_MAIN
@@ -1462,6 +1509,17 @@ T* device_array(i64 n) {
 Element* input(i64 n, u32 seed) {
   Element* array = device_array<Element>(n);
   fill<<<(n + 255) / 256, 256>>>(array, n, seed);
+  return array;
+}
+
+// An array whose values are computed on the host.
+template <typename T, typename Value>
+T* made(i64 n, Value value) {
+  T* host = static_cast<T*>(std::malloc(n * sizeof(T)));
+  for (i64 i = 0; i < n; ++i) host[i] = value(i);
+  T* array = device_array<T>(n);
+  cudaMemcpy(array, host, n * sizeof(T), cudaMemcpyHostToDevice);
+  std::free(host);
   return array;
 }
 
@@ -1504,6 +1562,8 @@ int main(int argc, char** argv) {
   const i64 rows = i64(batch) * heads * seq_q, keys = i64(batch) * kv_heads * seq_kv;
 
   const float scale_log2 = 1.442695041f / sqrtf(kHeadDim);
+  const auto slope = [&](i64 h) { return exp2f(-8.f * (h + 1) / heads); };
+  const float* slopes = made<float>(heads, slope);
 
   Output* o = device_array<Output>(rows * kHeadDimV);
   float* lse = device_array<float>(rows);
@@ -1515,10 +1575,12 @@ int main(int argc, char** argv) {
   const TensorMap o_map = encoded(o, batch, heads, seq_q, kHeadDimV, 64);
   int blocks = 132;
   cudaDeviceGetAttribute(&blocks, cudaDevAttrMultiProcessorCount, 0);
+  blocks *= kBlocks;
   const int q_blocks = (seq_q + kBlockQ - 1) / kBlockQ, tiles = batch * heads * q_blocks;
   const int grid = blocks < tiles ? blocks : tiles;
-  const int heads_together = 1;
-  const auto kernel = v3_fwd_sm90a_fp16_d64_full_03d34d39;
+  const int rounds = 2 * blocks / greatest_common_divisor(2 * blocks, q_blocks);
+  const int heads_together = rounds < batch * heads ? rounds : batch * heads;
+  const auto kernel = v3_fwd_sm90a_fp16_d64_causal_alibi_2a670209;
   cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSmemBytes);
   cudaEvent_t start, stop;
   cudaEventCreate(&start);
@@ -1526,8 +1588,8 @@ int main(int argc, char** argv) {
   float ms = 0;
   for (int run = 0; run < 2; ++run) {  // the second one counts
     cudaEventRecord(start);
-    kernel<<<grid, kThreads, kSmemBytes>>>(q_map, k_map, v_map, o_map, lse, batch, heads, kv_heads,
-                                           seq_q, seq_kv, heads_together, scale_log2);
+    kernel<<<grid, kThreads, kSmemBytes>>>(q_map, k_map, v_map, o_map, lse, slopes, batch, heads,
+                                           kv_heads, seq_q, seq_kv, heads_together, scale_log2);
     cudaEventRecord(stop);
     cudaEventSynchronize(stop);
     cudaEventElapsedTime(&ms, start, stop);

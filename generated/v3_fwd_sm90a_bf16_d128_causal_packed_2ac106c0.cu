@@ -1,9 +1,9 @@
-// v3_fwd_sm90a_bf16_d128_causal_packed_92db457a
+// v3_fwd_sm90a_bf16_d128_causal_packed_2ac106c0
 //
-// regenerate  fasim gen v3_fwd_sm90a_bf16_d128_causal_packed_92db457a.cu
-// compile     nvcc -std=c++17 -arch=sm_90a -cubin v3_fwd_sm90a_bf16_d128_causal_packed_92db457a.cu
-// run alone   nvcc -std=c++17 -gencode arch=compute_90a,code=sm_90a -DFASIM_MAIN v3_fwd_sm90a_bf16_d128_causal_packed_92db457a.cu && ./a.out
-// launch      v3_fwd_sm90a_bf16_d128_causal_packed_92db457a<<<128, 384, 230400>>>, as planned
+// regenerate  fasim gen v3_fwd_sm90a_bf16_d128_causal_packed_2ac106c0.cu
+// compile     nvcc -std=c++17 -arch=sm_90a -cubin v3_fwd_sm90a_bf16_d128_causal_packed_2ac106c0.cu
+// run alone   nvcc -std=c++17 -gencode arch=compute_90a,code=sm_90a -DFASIM_MAIN v3_fwd_sm90a_bf16_d128_causal_packed_2ac106c0.cu && ./a.out
+// launch      v3_fwd_sm90a_bf16_d128_causal_packed_2ac106c0<<<128, 384, 222208>>>, as planned
 //
 // arguments
 //   map    q_map       device memory
@@ -22,16 +22,14 @@
 //
 // shared memory
 //   from      0   32768 bytes  Q, slot 0
-//   from  32768   32768 bytes  O on its way out
-//   from  65536   20480 bytes  K, slot 0
-//   from  86016   20480 bytes  K, slot 1
-//   from 106496   20480 bytes  K, slot 2
-//   from 126976   20480 bytes  K, slot 3
-//   from 147456   20480 bytes  V, slot 0
-//   from 167936   20480 bytes  V, slot 1
-//   from 188416   20480 bytes  V, slot 2
-//   from 208896   20480 bytes  V, slot 3
-//   from 229376    1024 bytes  barriers, factors of rows, works
+//   from  32768   16384 bytes  1/2 of O on its way out
+//   from  49152   28672 bytes  K, slot 0
+//   from  77824   28672 bytes  K, slot 1
+//   from 106496   28672 bytes  K, slot 2
+//   from 135168   28672 bytes  V, slot 0
+//   from 163840   28672 bytes  V, slot 1
+//   from 192512   28672 bytes  V, slot 2
+//   from 221184    1024 bytes  barriers, factors of rows, works
 //
 // templates, with the first 8 digits of their sha256
 //   9f85390f  device/chunk_address.cuh
@@ -53,11 +51,11 @@
 //   3167b13b  device/timeline.cuh
 //   689d4211  device/turn.cuh
 //   c2706fe3  device/types.cuh
-//   1b25d96a  kernels/v3_fwd.cu
-//   4994fd5e  parts/constants_v3.cuh
+//   6f23e656  kernels/v3_fwd.cu
+//   454b33f2  parts/constants_v3.cuh
 //   5a818b86  parts/main_arrays.cuh
 //   92b4175b  parts/main_options.cuh
-//   bff14614  parts/main_v3.cu
+//   20d02325  parts/main_v3.cu
 //   5af47db7  ptx/bar_arrive.cuh
 //   18bd1382  ptx/bar_sync.cuh
 //   f0e3942d  ptx/clock64.cuh
@@ -92,14 +90,14 @@
 // {"gpu": {"arch": "sm_90a", "name": "h200-sxm5-141gb"}, "kernel": {"algo": "v3", "arch": "sm_90a",
 // "bias": "none", "deterministic": false, "dtype": "bf16", "head_dim": 128, "head_dim_v": 128,
 // "mask": "causal", "out_dtype": "bf16", "pack_gqa": true, "pass": "fwd", "scales": "none",
-// "softcap": false, "splits": false, "tile": {"block_kv": 80, "block_q": 128, "p_in": "registers",
-// "registers": 240, "stages": 4, "step_kv": 0, "warps": 8}, "varlen": false}, "problem": {"batch":
+// "softcap": false, "splits": false, "tile": {"block_kv": 112, "block_q": 128, "p_in": "registers",
+// "registers": 240, "stages": 3, "step_kv": 0, "warps": 8}, "varlen": false}, "problem": {"batch":
 // 16, "bias": "none", "causal": true, "deterministic": false, "dtype": "bf16", "head_dim": 128,
 // "head_dim_v": 128, "heads": 32, "incoherent": false, "kv_heads": 8, "out_dtype": "bf16", "pass":
 // "fwd", "scale": 0.08838834764831843, "scales": "tensor", "seq": 16, "seq_kv": 8192, "softcap":
 // 0.0, "varlen": false, "window": [-1, -1]}, "schema": "fasim.plan/1", "slots": 132, "smem_bytes":
-// 230400}
-// ---- the rest of the file has sha256 7ba948e17de577b29edae5ca1c36b48491eaa3418d5bbe713f0b8f7407ea3a59
+// 222208}
+// ---- the rest of the file has sha256 7ac6a7ee64c8fd9bed9371b895afa80ba90da1ee410480382849e67e7f35b523
 // FlashAttention-3, forward (Shah et al. 2024, algorithms 1 and 2).
 //
 // A block stays on its SM and works on one tile of queries after the other. One warpgroup, the producer,
@@ -147,18 +145,19 @@ constexpr int kGranule = 16;  // columns, or keys, of a matrix step: 32 bytes
 constexpr int kD = 128;  // as multiplied: whole matrix steps
 constexpr int kDV = 128;
 constexpr int kBlockQ = 128;  // B_r: queries of one tile
-constexpr int kBlockKV = 80;  // B_c: keys of one tile
+constexpr int kBlockKV = 112;  // B_c: keys of one tile
 constexpr int kStepKV = kBlockKV;  // keys whose scores fit the registers at once
 constexpr int kConsumers = 2;  // warpgroups that compute, 64 queries each
 constexpr int kThreads = 128 * (kConsumers + 1);  // and one that loads
+constexpr int kBlocks = 1;  // on an SM
 constexpr int kWarpRows = 16;  // a warp owns whole rows, so softmax stays inside it
 constexpr int kRowTiles = 1;
-constexpr int kStages = 4;  // tiles of K in shared memory, and of V
+constexpr int kStages = 3;  // tiles of K in shared memory, and of V
 constexpr int kQStages = 1;  // tiles of Q
-constexpr int kOutputParts = 1;  // O leaves a tile in so many parts, to save shared memory
+constexpr int kOutputParts = 2;  // O leaves a tile in so many parts, to save shared memory
 constexpr int kRegisters = 240;  // of a thread that computes
 constexpr int kLoaderRegisters = 24;  // of one that loads
-constexpr int kSmemBytes = 230400;
+constexpr int kSmemBytes = 222208;
 constexpr bool kCausal = true;
 constexpr float kInfinity = __builtin_huge_valf();
 constexpr float kLn2 = 0.693147180559945f;
@@ -174,7 +173,7 @@ constexpr int kSlabsV = kSlabsO;
 static_assert(kConsumers * 64 == kBlockQ && 1 <= kConsumers && kConsumers <= 3, "64 rows each");
 static_assert(kBlockKV % kGranule == 0 && kBlockKV <= 256, "whole steps, one instruction wide");
 static_assert(kSlabsO % kOutputParts == 0, "whole slabs of O");
-static_assert(128 * (kConsumers * kRegisters + kLoaderRegisters) <= 65536, "one block fits an SM");
+static_assert(128 * (kConsumers * kRegisters + kLoaderRegisters) * kBlocks <= 65536, "they fit");
 static_assert(kD - kHeadDim < kGranule && kDV - kHeadDimV < kGranule, "zeros to the next step");
 
 // Named barriers: 0 is __syncthreads.
@@ -604,7 +603,7 @@ __device__ __forceinline__ u32 cvt_bf16x2(float low, float high) {
 namespace ptx {
 #ifndef FASIM_EMULATE
 
-// d = a b, or d += a b, for 64 x 80 elements, 16 deep, by a warpgroup, in the background.
+// d = a b, or d += a b, for 64 x 112 elements, 16 deep, by a warpgroup, in the background.
 // Both a and b describe matrices in shared memory.
 // Transposed: it is not the depth that is contiguous, but the rows of a, the columns of b.
 // Lane 4 g + t of warp w: d[4 i + 2 j + k] = row 16 w + g + 8 j, column 8 i + 2 t + k.
@@ -612,26 +611,30 @@ namespace ptx {
 // clang-format off
 template <int kTransposeA = 0, int kTransposeB = 0>
 __device__ __forceinline__ void wgmma_m64k16_bf16(
-    float (&d)[40], u64 a, u64 b, bool add) {
+    float (&d)[56], u64 a, u64 b, bool add) {
   asm volatile(
       "{\n"
       ".reg .pred p;\n"
-      "setp.ne.b32 p, %42, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n80k16.f32.bf16.bf16 {"
+      "setp.ne.b32 p, %58, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n112k16.f32.bf16.bf16 {"
       "%0, %1, %2, %3, %4, %5, %6, %7, "
       "%8, %9, %10, %11, %12, %13, %14, %15, "
       "%16, %17, %18, %19, %20, %21, %22, %23, "
       "%24, %25, %26, %27, %28, %29, %30, %31, "
-      "%32, %33, %34, %35, %36, %37, %38, %39}, "
-      "%40, "
-      "%41, p, 1, 1, %43, %44;\n"
+      "%32, %33, %34, %35, %36, %37, %38, %39, "
+      "%40, %41, %42, %43, %44, %45, %46, %47, "
+      "%48, %49, %50, %51, %52, %53, %54, %55}, "
+      "%56, "
+      "%57, p, 1, 1, %59, %60;\n"
       "}\n"
       :
         "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
         "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
         "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]),
         "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]),
-        "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39])
+        "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]),
+        "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]),
+        "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55])
       : "l"(a), "l"(b), "r"(int(add))
       , "n"(kTransposeA), "n"(kTransposeB)
       : "memory");
@@ -1328,15 +1331,19 @@ __device__ __forceinline__ void store_output(Shared& shared, const Accumulator& 
   }
 }
 
-// A consumer has started its products: the next one may.
+// A consumer has started its products: the next one may. One alone takes no turns.
 __device__ __forceinline__ void pass_turn(int consumer) {
-  ptx::bar_arrive(kTurnBarrier + (consumer + 1) % kConsumers, 256);
+  if (kConsumers > 1) ptx::bar_arrive(kTurnBarrier + (consumer + 1) % kConsumers, 256);
+}
+
+__device__ __forceinline__ void await_turn(int consumer) {
+  if (kConsumers > 1) ptx::bar_sync(kTurnBarrier + consumer, 256);
 }
 
 // ---- Kernel -------------------------------------------------------------------------------------
 // clang-format off
-extern "C" __global__ void __launch_bounds__(kThreads, 1)
-v3_fwd_sm90a_bf16_d128_causal_packed_92db457a(
+extern "C" __global__ void __launch_bounds__(kThreads, kBlocks)
+v3_fwd_sm90a_bf16_d128_causal_packed_2ac106c0(
     const __grid_constant__ TensorMap q_map, const __grid_constant__ TensorMap k_map,
     const __grid_constant__ TensorMap v_map, const __grid_constant__ TensorMap o_map,
     float* __restrict__ lse, const int batch, const int heads, const int kv_heads, const int seq_q,
@@ -1406,7 +1413,7 @@ v3_fwd_sm90a_bf16_d128_causal_packed_92db457a(
     const int slot = n % kStages;
     note(kAsked, n);
     await_keys(n);
-    ptx::bar_sync(kTurnBarrier + warpgroup, 256);
+    await_turn(warpgroup);
     note(kBegan, n);
     start_scores(s, descriptor_of(shared.q[(round - 1) % kQStages][warpgroup]),
                  descriptor_of(shared.k[slot]));
@@ -1491,7 +1498,7 @@ v3_fwd_sm90a_bf16_d128_causal_packed_92db457a(
     note(kStored, n);
   }
   if (leads) ptx::cp_async_bulk_wait_group_read<0>();
-  if (warpgroup == 0) ptx::bar_sync(kTurnBarrier, 256);  // the turn that no one took
+  if (warpgroup == 0) await_turn(0);  // the one that no one took
 }
 
 #ifdef FASIM_MAIN
@@ -1591,12 +1598,13 @@ int main(int argc, char** argv) {
   const TensorMap o_map = encoded(o, batch, heads, seq_q, kHeadDimV, 64, group);
   int blocks = 132;
   cudaDeviceGetAttribute(&blocks, cudaDevAttrMultiProcessorCount, 0);
+  blocks *= kBlocks;
   const int q_blocks = (seq_q * group + kBlockQ - 1) / kBlockQ, all_heads = batch * kv_heads;
   const int tiles = all_heads * q_blocks;
   const int grid = blocks < tiles ? blocks : tiles;
   const int rounds = 2 * blocks / greatest_common_divisor(2 * blocks, q_blocks);
   const int heads_together = rounds < all_heads ? rounds : all_heads;
-  const auto kernel = v3_fwd_sm90a_bf16_d128_causal_packed_92db457a;
+  const auto kernel = v3_fwd_sm90a_bf16_d128_causal_packed_2ac106c0;
   cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSmemBytes);
   cudaEvent_t start, stop;
   cudaEventCreate(&start);
