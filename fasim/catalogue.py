@@ -58,6 +58,7 @@ _CHOSEN = (
     ("v2", "5090", Problem(heads=32, seq=4096, head_dim=96, head_dim_v=64, dtype="bf16")),
     ("v2", "t4", Problem(seq=4096, head_dim=64, causal=True)),
     ("v2", "4090", Problem(heads=32, kv_heads=8, causal=True, dtype="e4m3", scales="head")),
+    ("v3", "h200", Problem(batch=64, seq=512, head_dim=64, dtype="bf16", causal=True)),
     ("v3", "h200", Problem(heads=32, kv_heads=8, seq=8192, dtype="bf16", causal=True)),
     ("v3", "h200", Problem(batch=16, heads=32, seq=1024, head_dim=64)),
     ("v3", "h200", Problem(heads=8, seq=4096, head_dim=256, dtype="bf16")),

@@ -28,6 +28,7 @@ struct Request {
   std::uint32_t grid[3];
   std::uint32_t block[3];
   std::uint32_t smem_bytes;  // dynamic shared memory
+  std::uint32_t blocks_per_sm;  // that are to share its registers
   std::uint64_t seed;
   std::uint64_t budget;  // memory accesses of a block before it counts as endless
   std::int32_t workers;

@@ -148,19 +148,23 @@ def _build(cxx: Cxx, text: Text, entry: Entry, folder: Path) -> Facts:
 
 
 def _unit(text: Text) -> str:
-    """What is compiled: the file, an entry for each of its kernels, and their shared memory.
+    """What is compiled: the file, an entry for each of its kernels with the number of its blocks
+    that are to share an SM, and their shared memory.
 
     That lies at a multiple of 1024 bytes if the file declares it so, else, as on a device with
     static variables before it, only at one of 128. Nothing lies in the KB before it.
     """
-    entries = dict.fromkeys((text.stem, *_KERNEL.findall(text.source)))
+    entries = {text.stem: "1"}
+    for found in _KERNEL.finditer(text.source):
+        together = _BLOCKS.search(found[0])
+        entries[found[1]] = together[1] if together else "1"
     declared = (int(n) for n in _DECLARED.findall(text.source))
     aligned = max(declared, default=0) >= MOST_ALIGNED
     skipped = MOST_ALIGNED + (0 if aligned else DECLARED_LEAST)
     return "\n".join(
         [
             '#include "kernel.cu"',
-            *(f"FASIM_KERNEL({entry})" for entry in entries),
+            *(f"FASIM_KERNEL({entry}, {blocks})" for entry, blocks in entries.items()),
             f"FASIM_SHARED_MEMORY({MOST_ALIGNED}, {skipped}, {MOST_SHARED})\n",
         ]
     )
@@ -172,6 +176,7 @@ _DECLARED = re.compile(r"extern __shared__ __align__\((\d+)\)")
 
 
 _KERNEL = re.compile(r'^extern "C" __global__ [^{]*?\b(\w+)\([^()]*\) \{', re.MULTILINE)
+_BLOCKS = re.compile(r"__launch_bounds__\([^,()]+, ([^,()]+)\)")
 
 
 def _build_runtime(cxx: Cxx, entry: Entry, folder: Path) -> Facts:

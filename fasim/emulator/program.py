@@ -61,6 +61,7 @@ class _Request(ctypes.Structure):
         ("grid", c_uint32 * 3),
         ("block", c_uint32 * 3),
         ("smem_bytes", c_uint32),
+        ("blocks_per_sm", c_uint32),
         ("seed", c_uint64),
         ("budget", c_uint64),
         ("workers", c_int32),
@@ -318,6 +319,7 @@ class Program:
         values, stop = [_value(x) for x in arguments.values()], c_int32(0)
         pointers = (c_void_p * len(values))(*(ctypes.addressof(value) for value in values))
         kernel = getattr(self._loaded, f"fasim_kernel_{entry or self.symbol}")
+        blocks_per_sm = c_uint32.in_dll(self._loaded, f"fasim_blocks_{entry or self.symbol}")
         request = _Request(
             ctypes.cast(kernel, c_void_p),
             ctypes.cast(pointers, ctypes.POINTER(c_void_p)),
@@ -326,6 +328,7 @@ class Program:
             (grid, 1, 1),
             (block, 1, 1),
             smem_bytes,
+            blocks_per_sm,
             seed,
             BUDGET,
             workers,

@@ -397,7 +397,8 @@ inline void Worker::begin_warps() {
     warp.barrier = 0;
     warp.epoch = warp.product_group = epoch_;
     warp.steps = 0;
-    warp.registers = std::min(256u, kRegisterFile / (32 * launch_->warps()) & ~7u);
+    const u32 threads = 32 * launch_->warps() * launch_->request.blocks_per_sm;
+    warp.registers = std::min(256u, kRegisterFile / threads & ~7u);
     warp.wanted = 0;
     warp.groups.clear();
     ready_ |= 1u << w;

@@ -19,7 +19,7 @@ from fasim.render import PLAN_END, Kernel
 from fasim.toolchain import Cxx, find_addr2line, find_cxx
 
 WORDS = """#define __global__
-#define FASIM_KERNEL(name) extern "C" const void* address() { return (const void*)name; }
+#define FASIM_KERNEL(name, blocks) extern "C" const void* address() { return (const void*)name; }
 #define FASIM_SHARED_MEMORY(align, skip, bytes)
 """
 HELPERS = """inline __attribute__((always_inline)) void twice(float* x) { *x += *x; }
