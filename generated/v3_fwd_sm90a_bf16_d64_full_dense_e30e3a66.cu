@@ -45,19 +45,19 @@
 //   23af4307  device/score.cuh
 //   2aadce9b  device/score_rows.cuh
 //   2e46e33c  device/settled_rows.cuh
-//   6c395fee  device/shared_v3.cuh
-//   f120efac  device/softmax_in_place.cuh
+//   664f0422  device/shared_v3.cuh
+//   3a858199  device/softmax_in_place.cuh
 //   17509448  device/span.cuh
 //   db6d7e5a  device/store_tma.cuh
 //   567f0171  device/tensor_map.cuh
 //   3167b13b  device/timeline.cuh
 //   689d4211  device/turn.cuh
 //   c2706fe3  device/types.cuh
-//   1b25d96a  kernels/v3_fwd.cu
+//   4170d427  kernels/v3_fwd.cu
 //   4994fd5e  parts/constants_v3.cuh
 //   5a818b86  parts/main_arrays.cuh
 //   92b4175b  parts/main_options.cuh
-//   bff14614  parts/main_v3.cu
+//   bbfc1055  parts/main_v3.cu
 //   5af47db7  ptx/bar_arrive.cuh
 //   18bd1382  ptx/bar_sync.cuh
 //   f0e3942d  ptx/clock64.cuh
@@ -94,7 +94,7 @@
 // "head_dim_v": 64, "heads": 16, "incoherent": false, "kv_heads": 16, "out_dtype": "bf16", "pass":
 // "fwd", "scale": 0.125, "scales": "tensor", "seq": 2048, "seq_kv": 2048, "softcap": 0.0, "varlen":
 // false, "window": [-1, -1]}, "schema": "fasim.plan/1", "slots": 132, "smem_bytes": 115712}
-// ---- the rest of the file has sha256 8f9b435e67a07565b6f07063dd6ee8b82a885e44610be53685b14f61277c586c
+// ---- the rest of the file has sha256 d711b52eb8735e1f5c3a61d7e20238c05e3dc9821e3776ea9a0d70fefc7b90b8
 // FlashAttention-3, forward (Shah et al. 2024, algorithms 1 and 2).
 //
 // A block stays on its SM and works on one tile of queries after the other. One warpgroup, the producer,
@@ -681,7 +681,7 @@ struct Shared {
 
 static_assert(sizeof(Shared) == kSmemBytes, "shared memory as planned");
 
-// A warp arrives where it may read a tile again itself, a warpgroup where only its products do.
+// A warp arrives where it may read a tile again itself: Q. A warpgroup where only its products read it.
 __device__ __forceinline__ void init_barriers(Shared& shared) {
   for (int i = 0; i < kQStages; ++i) {
     ptx::mbarrier_init(&shared.full_q[i], 1);
@@ -690,7 +690,7 @@ __device__ __forceinline__ void init_barriers(Shared& shared) {
   for (int i = 0; i < kStages; ++i) {
     ptx::mbarrier_init(&shared.full_k[i], 1);
     ptx::mbarrier_init(&shared.full_v[i], 1);
-    ptx::mbarrier_init(&shared.empty_k[i], 4 * kConsumers);
+    ptx::mbarrier_init(&shared.empty_k[i], kConsumers);
     ptx::mbarrier_init(&shared.empty_v[i], kConsumers);
   }
   ptx::fence_mbarrier_init();
@@ -1303,11 +1303,11 @@ v3_fwd_sm90a_bf16_d64_full_dense_e30e3a66(
   };
   const auto weigh_scores = [&](int n, const Late& late) {
     note(kScored, n);
+    if (leads) ptx::mbarrier_arrive(&shared.empty_k[n % kStages]);
     finish(s, 0);
     weigh(s, row, late, 1.f);
-    if (threadIdx.x % 32 == 0) {
-      ptx::mbarrier_arrive(&shared.empty_k[n % kStages]);
-      if (tile == last_tile) ptx::mbarrier_arrive(&shared.empty_q[(round - 1) % kQStages]);
+    if (tile == last_tile && threadIdx.x % 32 == 0) {
+      ptx::mbarrier_arrive(&shared.empty_q[(round - 1) % kQStages]);
     }
     note(kWeighed, n);
   };

@@ -54,7 +54,7 @@ static_assert(sizeof(Shared) == kSmemBytes, "shared memory as planned");
 //% if kernel.scaled
 // Every warp arrives by itself.
 //% else
-// A warp arrives where it may read a tile again itself, a warpgroup where only its products do.
+// A warp arrives where it may read a tile again itself: Q. A warpgroup where only its products read it.
 //% endif
 __device__ __forceinline__ void init_barriers(Shared& shared) {
   for (int i = 0; i < kQStages; ++i) {
@@ -64,7 +64,7 @@ __device__ __forceinline__ void init_barriers(Shared& shared) {
   for (int i = 0; i < kStages; ++i) {
     ptx::mbarrier_init(&shared.full_k[i], 1);
     ptx::mbarrier_init(&shared.full_v[i], 1);
-    ptx::mbarrier_init(&shared.empty_k[i], 4 * kConsumers);
+    ptx::mbarrier_init(&shared.empty_k[i], $("4 * " if kernel.scaled)kConsumers);
     ptx::mbarrier_init(&shared.empty_v[i], $("4 * " if kernel.scaled)kConsumers);
   }
   ptx::fence_mbarrier_init();
