@@ -35,16 +35,16 @@
 //   9f85390f  device/chunk_address.cuh
 //   b09b16a3  device/fragments.cuh
 //   76c2f1b5  device/integers.cuh
-//   b98eb738  device/load_v3.cuh
+//   7352699a  device/load_v3.cuh
 //   1cbf0c76  device/mask.cuh
 //   059f47de  device/matmul_wgmma.cuh
 //   06eb1102  device/matrix_descriptor.cuh
 //   772adaad  device/mbarrier.cuh
-//   de2f6799  device/rescore.cuh
+//   c03f59ef  device/rescore.cuh
 //   56ce5a2e  device/rows.cuh
 //   6a818e15  device/schedule.cuh
 //   2e46e33c  device/settled_rows.cuh
-//   664f0422  device/shared_v3.cuh
+//   e91ba4b4  device/shared_v3.cuh
 //   3a858199  device/softmax_in_place.cuh
 //   17509448  device/span.cuh
 //   db6d7e5a  device/store_tma.cuh
@@ -52,7 +52,7 @@
 //   3167b13b  device/timeline.cuh
 //   689d4211  device/turn.cuh
 //   c2706fe3  device/types.cuh
-//   4170d427  kernels/v3_fwd.cu
+//   43b85663  kernels/v3_fwd.cu
 //   4994fd5e  parts/constants_v3.cuh
 //   5a818b86  parts/main_arrays.cuh
 //   92b4175b  parts/main_options.cuh
@@ -96,7 +96,7 @@
 // "fwd", "scale": 0.08838834764831843, "scales": "tensor", "seq": 8192, "seq_kv": 8192, "softcap":
 // 0.0, "varlen": false, "window": [-1, -1]}, "schema": "fasim.plan/1", "slots": 132, "smem_bytes":
 // 230400}
-// ---- the rest of the file has sha256 0429ad6358dd07afe795beceae9f969ef22fc46c583c55fe622daf6b949d482f
+// ---- the rest of the file has sha256 374f206c9e2916ac3fddef793aeae3ac9aba3d19e7a379cdae00184cef6b2639
 // FlashAttention-3, forward (Shah et al. 2024, algorithms 1 and 2).
 //
 // A block stays on its SM and works on one tile of queries after the other. One warpgroup, the producer,
@@ -706,6 +706,7 @@ struct alignas(1024) SlabTile {
 struct Work {  // a tile of queries, of one head; first_query < 0: there is no more
   int first_query, head;
   int batch;
+  int kv_head;  // the loader divides, who has the registers for it
 };
 
 constexpr int kWorks = 4;  // that someone may still ask about: the loader is at most two ahead
@@ -727,7 +728,7 @@ struct Shared {
 
 static_assert(sizeof(Shared) == kSmemBytes, "shared memory as planned");
 
-// A warp arrives where it may read a tile again itself: Q. A warpgroup where only its products read it.
+// A warp arrives for Q, which it may read again by itself, a warpgroup for what only its products read.
 __device__ __forceinline__ void init_barriers(Shared& shared) {
   for (int i = 0; i < kQStages; ++i) {
     ptx::mbarrier_init(&shared.full_q[i], 1);
@@ -887,7 +888,8 @@ __device__ __forceinline__ void load_all(Loader& loader, const TensorMap* q_map,
   Place before_keys = {0, 0};
   for (int round = 0;; ++round) {
     const Turn at = turn<kQStages>(round);
-    const Work work = work_of(round);
+    Work work = work_of(round);
+    work.kv_head = work.head / group;
     wait(&shared.empty_q[at.slot], at.parity ^ 1);
     shared.works[round % kWorks] = work;
     if (work.first_query < 0) {
@@ -903,7 +905,7 @@ __device__ __forceinline__ void load_all(Loader& loader, const TensorMap* q_map,
                  queries.batch);
     }
     note(kLoadQ, loader.count_k);
-    const int kv_head = work.head / group;
+    const int kv_head = work.kv_head;
     const Tiles tiles = tiles_of(work);
     for (int tile = tiles.end - 1; tile >= tiles.begin; --tile) {
       loader.load_k(tile, kv_head, keys);
@@ -960,8 +962,8 @@ __device__ __forceinline__ u32 chunk_address(const SlabTile<kRows, kTileSlabs>& 
 
 // ---- Scores, again ------------------------------------------------------------------------------
 // 16 rows of one warp against 8 keys, by the instructions that a warp can issue alone: for the rare tile
-// whose scores were overwritten with weights that turned out too large. Its keys have left shared memory,
-// where the next ones do not wait for a softmax; they are read where TMA found them.
+// whose scores were overwritten with weights that turned out too large. Its keys have left shared memory
+// by then, as the next ones are not to wait for a softmax: they are read where TMA found them.
 using FewScores = float[1][1][4];
 
 struct KeyRows {  // of a head, in global memory
@@ -971,12 +973,13 @@ struct KeyRows {  // of a head, in global memory
 };
 
 __device__ __forceinline__ KeyRows key_rows(const Element* k, const Strides& strides,
-                                            const Work& work, int group, int seq_kv) {
-  const i64 first = work.batch * strides.batch + work.head / group * strides.head;
+                                            const Work& work, int seq_kv) {
+  const i64 first = work.batch * strides.batch + work.kv_head * strides.head;
   return {k + first, strides.seq, seq_kv};
 }
 
-// Against the keys from `first` on; past the last one are zeros. A row ends with whole steps.
+// Against the keys from `first` on; past the last one are zeros. A row is whole steps of 8 columns: TMA
+// takes no others.
 __device__ __forceinline__ void few_scores(FewScores& s, const SlabTile<64, kSlabs>& q,
                                            const KeyRows& keys, int first) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4, key = first + lane / 4;
@@ -1371,7 +1374,7 @@ v3_fwd_sm90a_bf16_d128_causal_fcc51ca1(
     weigh(s, row, late, scale_log2, [&](FewScores& few, int column) {
       const Work& work = shared.works[(round - 1) % kWorks];
       const auto& q_rows = shared.q[(round - 1) % kQStages][warpgroup];
-      const KeyRows keys = key_rows(k, k_strides, work, heads / kv_heads, seq_kv);
+      const KeyRows keys = key_rows(k, k_strides, work, seq_kv);
       few_scores(few, q_rows, keys, tile * kBlockKV + column);
       finish(few, column);
     });

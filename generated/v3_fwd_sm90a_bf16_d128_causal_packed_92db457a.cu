@@ -39,23 +39,23 @@
 //   9f85390f  device/chunk_address.cuh
 //   b09b16a3  device/fragments.cuh
 //   76c2f1b5  device/integers.cuh
-//   b98eb738  device/load_v3.cuh
+//   7352699a  device/load_v3.cuh
 //   65cba611  device/mask_groups.cuh
 //   059f47de  device/matmul_wgmma.cuh
 //   06eb1102  device/matrix_descriptor.cuh
 //   772adaad  device/mbarrier.cuh
-//   de2f6799  device/rescore.cuh
+//   c03f59ef  device/rescore.cuh
 //   56ce5a2e  device/rows.cuh
 //   6a818e15  device/schedule.cuh
 //   2e46e33c  device/settled_rows.cuh
-//   664f0422  device/shared_v3.cuh
+//   e91ba4b4  device/shared_v3.cuh
 //   3a858199  device/softmax_in_place.cuh
 //   db6d7e5a  device/store_tma.cuh
 //   567f0171  device/tensor_map.cuh
 //   3167b13b  device/timeline.cuh
 //   689d4211  device/turn.cuh
 //   c2706fe3  device/types.cuh
-//   4170d427  kernels/v3_fwd.cu
+//   43b85663  kernels/v3_fwd.cu
 //   4994fd5e  parts/constants_v3.cuh
 //   5a818b86  parts/main_arrays.cuh
 //   92b4175b  parts/main_options.cuh
@@ -100,7 +100,7 @@
 // "fwd", "scale": 0.08838834764831843, "scales": "tensor", "seq": 16, "seq_kv": 8192, "softcap":
 // 0.0, "varlen": false, "window": [-1, -1]}, "schema": "fasim.plan/1", "slots": 132, "smem_bytes":
 // 230400}
-// ---- the rest of the file has sha256 4d14fc2c7b45ffe6b8708046eaf188007eaf2c406696039311fe08565047fc6f
+// ---- the rest of the file has sha256 9fd4903ab45f74564936a589735c62fcb0e9175469754fe8e7920af6e98c0776
 // FlashAttention-3, forward (Shah et al. 2024, algorithms 1 and 2).
 //
 // A block stays on its SM and works on one tile of queries after the other. One warpgroup, the producer,
@@ -739,6 +739,7 @@ struct alignas(1024) SlabTile {
 struct Work {  // a tile of queries, of one head; first_query < 0: there is no more
   int first_query, head;
   int batch;
+  int kv_head;  // the loader divides, who has the registers for it
 };
 
 constexpr int kWorks = 4;  // that someone may still ask about: the loader is at most two ahead
@@ -760,7 +761,7 @@ struct Shared {
 
 static_assert(sizeof(Shared) == kSmemBytes, "shared memory as planned");
 
-// A warp arrives where it may read a tile again itself: Q. A warpgroup where only its products read it.
+// A warp arrives for Q, which it may read again by itself, a warpgroup for what only its products read.
 __device__ __forceinline__ void init_barriers(Shared& shared) {
   for (int i = 0; i < kQStages; ++i) {
     ptx::mbarrier_init(&shared.full_q[i], 1);
@@ -935,7 +936,8 @@ __device__ __forceinline__ void load_all(Loader& loader, const TensorMap* q_map,
   Place before_keys = {0, 0};
   for (int round = 0;; ++round) {
     const Turn at = turn<kQStages>(round);
-    const Work work = work_of(round);
+    Work work = work_of(round);
+    work.kv_head = work.head;
     wait(&shared.empty_q[at.slot], at.parity ^ 1);
     shared.works[round % kWorks] = work;
     if (work.first_query < 0) {
@@ -951,7 +953,7 @@ __device__ __forceinline__ void load_all(Loader& loader, const TensorMap* q_map,
                   queries.batch);
     }
     note(kLoadQ, loader.count_k);
-    const int kv_head = work.head;
+    const int kv_head = work.kv_head;
     const Tiles tiles = tiles_of(work);
     for (int tile = tiles.end - 1; tile >= tiles.begin; --tile) {
       loader.load_k(tile, kv_head, keys);
@@ -1008,8 +1010,8 @@ __device__ __forceinline__ u32 chunk_address(const SlabTile<kRows, kTileSlabs>& 
 
 // ---- Scores, again ------------------------------------------------------------------------------
 // 16 rows of one warp against 8 keys, by the instructions that a warp can issue alone: for the rare tile
-// whose scores were overwritten with weights that turned out too large. Its keys have left shared memory,
-// where the next ones do not wait for a softmax; they are read where TMA found them.
+// whose scores were overwritten with weights that turned out too large. Its keys have left shared memory
+// by then, as the next ones are not to wait for a softmax: they are read where TMA found them.
 using FewScores = float[1][1][4];
 
 struct KeyRows {  // of a head, in global memory
@@ -1020,11 +1022,12 @@ struct KeyRows {  // of a head, in global memory
 
 __device__ __forceinline__ KeyRows key_rows(const Element* k, const Strides& strides,
                                             const Work& work, int seq_kv) {
-  const i64 first = work.batch * strides.batch + work.head * strides.head;
+  const i64 first = work.batch * strides.batch + work.kv_head * strides.head;
   return {k + first, strides.seq, seq_kv};
 }
 
-// Against the keys from `first` on; past the last one are zeros. A row ends with whole steps.
+// Against the keys from `first` on; past the last one are zeros. A row is whole steps of 8 columns: TMA
+// takes no others.
 __device__ __forceinline__ void few_scores(FewScores& s, const SlabTile<64, kSlabs>& q,
                                            const KeyRows& keys, int first) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4, key = first + lane / 4;

@@ -35,7 +35,7 @@
 //   9f85390f  device/chunk_address.cuh
 //   b09b16a3  device/fragments.cuh
 //   76c2f1b5  device/integers.cuh
-//   b98eb738  device/load_v3.cuh
+//   7352699a  device/load_v3.cuh
 //   1cbf0c76  device/mask.cuh
 //   059f47de  device/matmul_wgmma.cuh
 //   06eb1102  device/matrix_descriptor.cuh
@@ -45,7 +45,7 @@
 //   23af4307  device/score.cuh
 //   2aadce9b  device/score_rows.cuh
 //   2e46e33c  device/settled_rows.cuh
-//   664f0422  device/shared_v3.cuh
+//   e91ba4b4  device/shared_v3.cuh
 //   3a858199  device/softmax_in_place.cuh
 //   17509448  device/span.cuh
 //   db6d7e5a  device/store_tma.cuh
@@ -53,7 +53,7 @@
 //   3167b13b  device/timeline.cuh
 //   689d4211  device/turn.cuh
 //   c2706fe3  device/types.cuh
-//   4170d427  kernels/v3_fwd.cu
+//   43b85663  kernels/v3_fwd.cu
 //   4994fd5e  parts/constants_v3.cuh
 //   5a818b86  parts/main_arrays.cuh
 //   92b4175b  parts/main_options.cuh
@@ -94,7 +94,7 @@
 // "head_dim_v": 64, "heads": 16, "incoherent": false, "kv_heads": 16, "out_dtype": "bf16", "pass":
 // "fwd", "scale": 0.125, "scales": "tensor", "seq": 2048, "seq_kv": 2048, "softcap": 0.0, "varlen":
 // false, "window": [-1, -1]}, "schema": "fasim.plan/1", "slots": 132, "smem_bytes": 115712}
-// ---- the rest of the file has sha256 d711b52eb8735e1f5c3a61d7e20238c05e3dc9821e3776ea9a0d70fefc7b90b8
+// ---- the rest of the file has sha256 00293befd9db4c0cc998cdcc69a49e4d2438cb687ce6ead5472d01e1f9f729f1
 // FlashAttention-3, forward (Shah et al. 2024, algorithms 1 and 2).
 //
 // A block stays on its SM and works on one tile of queries after the other. One warpgroup, the producer,
@@ -660,6 +660,7 @@ struct alignas(1024) SlabTile {
 struct Work {  // a tile of queries, of one head; first_query < 0: there is no more
   int first_query, head;
   int batch;
+  int kv_head;  // the loader divides, who has the registers for it
 };
 
 constexpr int kWorks = 4;  // that someone may still ask about: the loader is at most two ahead
@@ -681,7 +682,7 @@ struct Shared {
 
 static_assert(sizeof(Shared) == kSmemBytes, "shared memory as planned");
 
-// A warp arrives where it may read a tile again itself: Q. A warpgroup where only its products read it.
+// A warp arrives for Q, which it may read again by itself, a warpgroup for what only its products read.
 __device__ __forceinline__ void init_barriers(Shared& shared) {
   for (int i = 0; i < kQStages; ++i) {
     ptx::mbarrier_init(&shared.full_q[i], 1);
@@ -908,7 +909,8 @@ __device__ __forceinline__ void load_all(Loader& loader, const TensorMap* q_map,
   Place before_keys = {0, 0};
   for (int round = 0;; ++round) {
     const Turn at = turn<kQStages>(round);
-    const Work work = work_of(round);
+    Work work = work_of(round);
+    work.kv_head = work.head / group;
     wait(&shared.empty_q[at.slot], at.parity ^ 1);
     shared.works[round % kWorks] = work;
     if (work.first_query < 0) {
@@ -924,7 +926,7 @@ __device__ __forceinline__ void load_all(Loader& loader, const TensorMap* q_map,
                  queries.batch);
     }
     note(kLoadQ, loader.count_k);
-    const int kv_head = work.head / group;
+    const int kv_head = work.kv_head;
     const Tiles tiles = tiles_of(work);
     for (int tile = tiles.end - 1; tile >= tiles.begin; --tile) {
       loader.load_k(tile, kv_head, keys);

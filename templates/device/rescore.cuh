@@ -1,7 +1,7 @@
 // ---- Scores, again ------------------------------------------------------------------------------
 // 16 rows of one warp against 8 keys, by the instructions that a warp can issue alone: for the rare tile
-// whose scores were overwritten with weights that turned out too large. Its keys have left shared memory,
-// where the next ones do not wait for a softmax; they are read where TMA found them.
+// whose scores were overwritten with weights that turned out too large. Its keys have left shared memory
+// by then, as the next ones are not to wait for a softmax: they are read where TMA found them.
 using FewScores = float[1][1][4];
 
 struct KeyRows {  // of a head, in global memory
@@ -10,24 +10,23 @@ struct KeyRows {  // of a head, in global memory
   int count;
 };
 
-//% set head = "work.head" if kernel.pack_gqa else "work.head / group"
-//% set group = "" if kernel.pack_gqa else ", int group"
 //% if kernel.varlen
 __device__ __forceinline__ KeyRows key_rows(const Element* k, const Strides& strides,
-                                            const Work& work$(group)) {
-  const i64 first = work.sequence.k * strides.seq + $(head) * strides.head;
+                                            const Work& work) {
+  const i64 first = work.sequence.k * strides.seq + work.kv_head * strides.head;
   return {k + first, strides.seq, work.sequence.seq_kv};
 }
 
 //% else
 __device__ __forceinline__ KeyRows key_rows(const Element* k, const Strides& strides,
-                                            const Work& work$(group), int seq_kv) {
-  const i64 first = work.batch * strides.batch + $(head) * strides.head;
+                                            const Work& work, int seq_kv) {
+  const i64 first = work.batch * strides.batch + work.kv_head * strides.head;
   return {k + first, strides.seq, seq_kv};
 }
 
 //% endif
-// Against the keys from `first` on; past the last one are zeros. A row ends with whole steps.
+// Against the keys from `first` on; past the last one are zeros. A row is whole steps of 8 columns: TMA
+// takes no others.
 __device__ __forceinline__ void few_scores(FewScores& s, const SlabTile<64, kSlabs>& q,
                                            const KeyRows& keys, int first) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4, key = first + lane / 4;

@@ -459,7 +459,7 @@ $(parameters(kernel))) {
     weigh(s, row, late, $(softmax_factor(kernel)), [&](FewScores& few, int column) {
       const Work& work = shared.works[(round - 1) % kWorks];
       const auto& q_rows = shared.q[(round - 1) % kQStages][warpgroup];
-      const KeyRows keys = key_rows($(kernel.rescored), $(kernel.rescored)_strides, work$(", heads / kv_heads" if not kernel.pack_gqa)$(", seq_kv" if not kernel.varlen));
+      const KeyRows keys = key_rows($(kernel.rescored), $(kernel.rescored)_strides, work$(", seq_kv" if not kernel.varlen));
       few_scores(few, q_rows, keys, tile * kBlockKV + column);
       finish(few, column);
     });
