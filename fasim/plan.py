@@ -257,11 +257,19 @@ class KernelSpec:
         return names | ({"q": "q8", "k": "k8"} if self.quantises else {})
 
     @property
+    def rescored(self) -> str:
+        """The array whose rows a warp of V3 in 16 bits reads again where scores are gone that it
+        needs: K as TMA finds it. A dense bias would have to be read again as well, so "" there."""
+        rescores = self.algo == "v3" and not self.transposes and not self.bias_dtype
+        return self.mapped["k"] if rescores else ""
+
+    @property
     def pointers(self) -> tuple[str, ...]:
         """Arrays that every kernel of the file takes by address, but for those of options."""
-        found = POINTERS[self.parameters, self.pass_]
         copied = self.padded_tensors
-        return (*copied, *(f"{name}{PADDED}" for name in copied), *found)
+        again = (self.rescored,) if self.rescored else ()
+        found = (*copied, *(f"{name}{PADDED}" for name in copied), *again)
+        return (*dict.fromkeys(found), *POINTERS[self.parameters, self.pass_])
 
     @property
     def digest(self) -> str:
@@ -393,6 +401,7 @@ class KernelSpec:
             copied = tuple(name for name in self.padded_tensors if name != "o")
             given = ("q", "k", "v") if self.quantises else (*copied, "v")
             strided = given if self.transposes else copied
+            strided += (self.rescored,) if self.rescored else ()
         strided += ("bias",) if self.bias_dtype else ()
         strides = [(f"{name}_strides", "i64x3") for name in strided]
         factors = [(name, "f32") for name in self.factors]
@@ -540,7 +549,8 @@ class Plan:
         splits = (splits or self._splits(problem)) if self.kernel.splits else 1
         tokens = tokens or (problem.batch * problem.seq, problem.batch * problem.seq_kv)
         shapes = packed_shapes(problem, tokens) if self.kernel.varlen else tensor_shapes(problem)
-        steps = {**_strides(shapes), **(strides or {})}
+        wide = {f"{n}{PADDED}": self._padded(n, shapes) for n in self.kernel.padded_tensors}
+        steps = {**_strides({**shapes, **wide}), **(strides or {})}
         return Launch(
             stages=self._stages(problem, splits),
             scalars=self._scalars(problem, steps, tokens, splits),

@@ -1125,7 +1125,7 @@ def _same_traffic(trial: Trial, queries: Array, keys: Array) -> None:
     if not isinstance(trial.runner, Counting):
         return
     spec, executed = trial.kernel.plan.kernel, trial.runner.last
-    mapped = spec.mapped.values() or ("q", "k", "v", "o")
+    mapped, again = spec.mapped.values() or ("q", "k", "v", "o"), _again(spec, executed)
     for name in dict.fromkeys((*mapped, *spec.pointers)):
         if name in ("turns", "most"):
             continue
@@ -1135,7 +1135,8 @@ def _same_traffic(trial: Trial, queries: Array, keys: Array) -> None:
             moved = traffic.issued(alone, spec.variant, spec.pass_, Tiles.of([spec.tile])).at(0)
             want += moved.reads.get(name, 0) + moved.writes.get(name, 0)
         got = executed.reads.get(name, 0) + executed.writes.get(name, 0)
-        _same_count(f"the bytes moved of {name} are not those of its sequences", name, got, want)
+        what = f"the bytes moved of {name} are not those of its sequences"
+        _same_count(what, name, got, want, again.get(name, 0))
 
 
 def _same_alone(
@@ -1181,17 +1182,24 @@ def _right(trial: Trial, got: Outputs, arrays: Mapping[str, Array], **changes: A
 
 
 def bytes_moved_are_bytes_predicted(trial: Trial) -> float:
-    """Loads and stores name as many bytes of each tensor as the model says, to the byte."""
+    """Loads and stores name as many bytes of each tensor as the model says, to the byte, but for
+    what is read again where scores were gone."""
     spec, executed = trial.kernel.plan.kernel, trial.execution
     predicted = traffic.issued(trial.problem, spec.variant, spec.pass_, _tiles(trial)).at(0)
-    for verb, got, want in (
-        ("read", executed.reads, predicted.reads),
-        ("written", executed.writes, predicted.writes),
+    for verb, got, want, again in (
+        ("read", executed.reads, predicted.reads, _again(spec, executed)),
+        ("written", executed.writes, predicted.writes, {}),
     ):
         for name in sorted({*got, *want}):
             what = f"the bytes {verb} of {name} are not those predicted"
-            _same_count(what, name, got.get(name, 0), want.get(name, 0))
+            _same_count(what, name, got.get(name, 0), want.get(name, 0), again.get(name, 0))
     return 0.0
+
+
+def _again(spec: KernelSpec, executed: Execution) -> dict[str, int]:
+    """Bytes that V3's warps may have read of K beside what TMA moves, for scores that were gone: 8
+    columns of 8 keys for each product that a warp computes alone."""
+    return {spec.rescored: 8 * 8 * 2 * _operations(executed, "mma", "count")}
 
 
 def matrix_instructions_do_the_flops_predicted(trial: Trial) -> float:
@@ -1224,8 +1232,9 @@ def _operations(executed: Execution, kind: str, what: str) -> int:
     return int(getattr(executed.operations.get(kind), what, 0))
 
 
-def _same_count(what: str, where: str, got: int, want: int) -> None:
-    if got != want:
+def _same_count(what: str, where: str, got: int, want: int, more: int = 0) -> None:
+    """``more`` is what may have come on top."""
+    if not want <= got <= want + more:
         raise Mismatch(what, where, got, want)
 
 

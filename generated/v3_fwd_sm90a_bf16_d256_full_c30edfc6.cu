@@ -10,6 +10,7 @@
 //   map    k_map       device memory
 //   map    v_map       device memory
 //   map    o_map       device memory
+//   ptr    k           device memory
 //   ptr    lse         device memory
 //   i32    batch       1
 //   i32    heads       8
@@ -17,6 +18,7 @@
 //   i32    seq_q       4096
 //   i32    seq_kv      4096
 //   i32    heads_together  1
+//   i64x3  k_strides   (8388608, 1048576, 256)
 //   f32    scale_log2  0.09016844005556021
 //
 // shared memory
@@ -32,28 +34,28 @@
 //   9f85390f  device/chunk_address.cuh
 //   b09b16a3  device/fragments.cuh
 //   76c2f1b5  device/integers.cuh
-//   b98eb738  device/load_v3.cuh
+//   7352699a  device/load_v3.cuh
 //   1cbf0c76  device/mask.cuh
 //   059f47de  device/matmul_wgmma.cuh
 //   06eb1102  device/matrix_descriptor.cuh
 //   772adaad  device/mbarrier.cuh
-//   c92fb41f  device/rescore.cuh
+//   c03f59ef  device/rescore.cuh
 //   56ce5a2e  device/rows.cuh
 //   6a818e15  device/schedule.cuh
 //   2e46e33c  device/settled_rows.cuh
-//   6c395fee  device/shared_v3.cuh
-//   f120efac  device/softmax_in_place.cuh
+//   e91ba4b4  device/shared_v3.cuh
+//   3a858199  device/softmax_in_place.cuh
 //   17509448  device/span.cuh
 //   db6d7e5a  device/store_tma.cuh
 //   567f0171  device/tensor_map.cuh
 //   3167b13b  device/timeline.cuh
 //   689d4211  device/turn.cuh
 //   c2706fe3  device/types.cuh
-//   6f23e656  kernels/v3_fwd.cu
+//   80382e28  kernels/v3_fwd.cu
 //   454b33f2  parts/constants_v3.cuh
 //   5a818b86  parts/main_arrays.cuh
 //   92b4175b  parts/main_options.cuh
-//   20d02325  parts/main_v3.cu
+//   ea7c8b53  parts/main_v3.cu
 //   5af47db7  ptx/bar_arrive.cuh
 //   18bd1382  ptx/bar_sync.cuh
 //   f0e3942d  ptx/clock64.cuh
@@ -64,7 +66,6 @@
 //   422cf4a7  ptx/ex2.cuh
 //   748f3f8d  ptx/fence_mbarrier_init.cuh
 //   3e612fa4  ptx/fence_proxy_async.cuh
-//   5aaba4e8  ptx/ldmatrix_x1.cuh
 //   2da781dd  ptx/ldmatrix_x2.cuh
 //   ecba088f  ptx/lg2.cuh
 //   20ab12bf  ptx/mbarrier_arrive.cuh
@@ -94,7 +95,7 @@
 // "fwd", "scale": 0.0625, "scales": "tensor", "seq": 4096, "seq_kv": 4096, "softcap": 0.0,
 // "varlen": false, "window": [-1, -1]}, "schema": "fasim.plan/1", "slots": 132, "smem_bytes":
 // 230400}
-// ---- the rest of the file has sha256 87b8fa0fe7321f8e563aa5064c2cb1a1936290c8c4509f16b77e5a47a7354440
+// ---- the rest of the file has sha256 b1031c7c31ec126dcc163c0f126342dca9cf58d6c0d211e5901f01e67789b03f
 // FlashAttention-3, forward (Shah et al. 2024, algorithms 1 and 2).
 //
 // A block stays on its SM and works on one tile of queries after the other. One warpgroup, the producer,
@@ -484,28 +485,6 @@ __device__ __forceinline__ void ldmatrix_x2_trans(u32 (&r)[2], u32 row) {
 namespace ptx {
 #ifndef FASIM_EMULATE
 
-// One 8x8 matrix of 16-bit elements; lane i < 8 gives the address of row i. PTX ISA: ldmatrix.
-__device__ __forceinline__ void ldmatrix_x1(u32 (&r)[1], u32 row) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x1.shared.b16 {%0}, [%1];"
-               : "=r"(r[0])
-               : "r"(row)
-               : "memory");
-}
-
-// The same, transposed.
-__device__ __forceinline__ void ldmatrix_x1_trans(u32 (&r)[1], u32 row) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x1.trans.shared.b16 {%0}, [%1];"
-               : "=r"(r[0])
-               : "r"(row)
-               : "memory");
-}
-
-#endif
-}  // namespace ptx
-
-namespace ptx {
-#ifndef FASIM_EMULATE
-
 // d += a b for one 16x8 tile, 8 deep; d as of m16n8k16. PTX ISA: mma.m16n8k8.
 __device__ __forceinline__ void mma_m16n8k8_bf16(float (&d)[4], const u32 (&a)[2], u32 b0) {
   asm volatile(
@@ -735,6 +714,7 @@ struct alignas(1024) SlabTile {
 struct Work {  // a tile of queries, of one head; first_query < 0: there is no more
   int first_query, head;
   int batch;
+  int kv_head;  // the loader divides, who has the registers for it
 };
 
 constexpr int kWorks = 4;  // that someone may still ask about: the loader is at most two ahead
@@ -756,7 +736,7 @@ struct Shared {
 
 static_assert(sizeof(Shared) == kSmemBytes, "shared memory as planned");
 
-// A warp arrives where it may read a tile again itself, a warpgroup where only its products do.
+// A warp arrives for Q, which it may read again by itself, a warpgroup for what only its products read.
 __device__ __forceinline__ void init_barriers(Shared& shared) {
   for (int i = 0; i < kQStages; ++i) {
     ptx::mbarrier_init(&shared.full_q[i], 1);
@@ -765,7 +745,7 @@ __device__ __forceinline__ void init_barriers(Shared& shared) {
   for (int i = 0; i < kStages; ++i) {
     ptx::mbarrier_init(&shared.full_k[i], 1);
     ptx::mbarrier_init(&shared.full_v[i], 1);
-    ptx::mbarrier_init(&shared.empty_k[i], 4 * kConsumers);
+    ptx::mbarrier_init(&shared.empty_k[i], kConsumers);
     ptx::mbarrier_init(&shared.empty_v[i], kConsumers);
   }
   ptx::fence_mbarrier_init();
@@ -916,7 +896,8 @@ __device__ __forceinline__ void load_all(Loader& loader, const TensorMap* q_map,
   Place before_keys = {0, 0};
   for (int round = 0;; ++round) {
     const Turn at = turn<kQStages>(round);
-    const Work work = work_of(round);
+    Work work = work_of(round);
+    work.kv_head = work.head / group;
     wait(&shared.empty_q[at.slot], at.parity ^ 1);
     shared.works[round % kWorks] = work;
     if (work.first_query < 0) {
@@ -932,7 +913,7 @@ __device__ __forceinline__ void load_all(Loader& loader, const TensorMap* q_map,
                  queries.batch);
     }
     note(kLoadQ, loader.count_k);
-    const int kv_head = work.head / group;
+    const int kv_head = work.kv_head;
     const Tiles tiles = tiles_of(work);
     for (int tile = tiles.end - 1; tile >= tiles.begin; --tile) {
       loader.load_k(tile, kv_head, keys);
@@ -989,20 +970,36 @@ __device__ __forceinline__ u32 chunk_address(const SlabTile<kRows, kTileSlabs>& 
 
 // ---- Scores, again ------------------------------------------------------------------------------
 // 16 rows of one warp against 8 keys, by the instructions that a warp can issue alone: for the rare tile
-// whose scores were overwritten with weights that turned out too large.
+// whose scores were overwritten with weights that turned out too large. Its keys have left shared memory
+// by then, as the next ones are not to wait for a softmax: they are read where TMA found them.
 using FewScores = float[1][1][4];
 
+struct KeyRows {  // of a head, in global memory
+  const Element* first;
+  i64 stride;
+  int count;
+};
+
+__device__ __forceinline__ KeyRows key_rows(const Element* k, const Strides& strides,
+                                            const Work& work, int seq_kv) {
+  const i64 first = work.batch * strides.batch + work.kv_head * strides.head;
+  return {k + first, strides.seq, seq_kv};
+}
+
+// Against the keys from `first` on; past the last one are zeros. A row is whole steps of 8 columns: TMA
+// takes no others.
 __device__ __forceinline__ void few_scores(FewScores& s, const SlabTile<64, kSlabs>& q,
-                                           const SlabTile<kBlockKV, kSlabs>& k, int column) {
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
+                                           const KeyRows& keys, int first) {
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4, key = first + lane / 4;
+  const u32* row = reinterpret_cast<const u32*>(keys.first + key * keys.stride) + lane % 4;
 #pragma unroll
   for (int i = 0; i < 4; ++i) s[0][0][i] = 0.f;
 #pragma unroll 1
-  for (int step = 0; step < kD / 8; ++step) {
-    u32 a[2], b[1];
+  for (int step = 0; step < (kHeadDim + 7) / 8; ++step) {
+    const u32 b = key < keys.count ? row[4 * step] : 0;
+    u32 a[2];
     ptx::ldmatrix_x2(a, chunk_address(q, 16 * warp + lane % 16, step));
-    ptx::ldmatrix_x1(b, chunk_address(k, column + lane % 8, step));
-    ptx::mma_m16n8k8_bf16(s[0][0], a, b[0]);
+    ptx::mma_m16n8k8_bf16(s[0][0], a, b);
   }
 }
 
@@ -1203,7 +1200,7 @@ __device__ __forceinline__ void lower(Scores& s, RowState& row, const Late& late
       s[0][kBlockKV / 8 - 1][i] = next;
     }
   }
-  __syncwarp();  // all lanes have read Q and K again: a vote would not order that
+  __syncwarp();  // all lanes have read Q again: a vote would not order that
   add_up(sum, s);
   move_to(row, late, max, scale_log2, !row.settled);
 }
@@ -1302,8 +1299,9 @@ extern "C" __global__ void __launch_bounds__(kThreads, kBlocks)
 v3_fwd_sm90a_bf16_d256_full_c30edfc6(
     const __grid_constant__ TensorMap q_map, const __grid_constant__ TensorMap k_map,
     const __grid_constant__ TensorMap v_map, const __grid_constant__ TensorMap o_map,
-    float* __restrict__ lse, const int batch, const int heads, const int kv_heads, const int seq_q,
-    const int seq_kv, const int heads_together, const float scale_log2) {
+    const Element* __restrict__ k, float* __restrict__ lse, const int batch, const int heads,
+    const int kv_heads, const int seq_q, const int seq_kv, const int heads_together,
+    const Strides k_strides, const float scale_log2) {
   // clang-format on
   extern __shared__ __align__(1024) unsigned char smem_raw[];
   Shared& shared = *reinterpret_cast<Shared*>(smem_raw);
@@ -1383,15 +1381,17 @@ v3_fwd_sm90a_bf16_d256_full_c30edfc6(
   };
   const auto weigh_scores = [&](int n, const Late& late) {
     note(kScored, n);
+    if (leads) ptx::mbarrier_arrive(&shared.empty_k[n % kStages]);
     finish(s, 0);
     weigh(s, row, late, scale_log2, [&](FewScores& few, int column) {
+      const Work& work = shared.works[(round - 1) % kWorks];
       const auto& q_rows = shared.q[(round - 1) % kQStages][warpgroup];
-      few_scores(few, q_rows, shared.k[n % kStages], column);
+      const KeyRows keys = key_rows(k, k_strides, work, seq_kv);
+      few_scores(few, q_rows, keys, tile * kBlockKV + column);
       finish(few, column);
     });
-    if (threadIdx.x % 32 == 0) {
-      ptx::mbarrier_arrive(&shared.empty_k[n % kStages]);
-      if (tile == last_tile) ptx::mbarrier_arrive(&shared.empty_q[(round - 1) % kQStages]);
+    if (tile == last_tile && threadIdx.x % 32 == 0) {
+      ptx::mbarrier_arrive(&shared.empty_q[(round - 1) % kQStages]);
     }
     note(kWeighed, n);
   };
@@ -1529,8 +1529,9 @@ int main(int argc, char** argv) {
   Output* o = device_array<Output>(rows * kHeadDimV);
   float* lse = device_array<float>(rows);
   const TensorMap q_map = encoded(input(rows * kHeadDim, 1), batch, heads, seq_q, kHeadDim, 64);
-  const TensorMap k_map =
-      encoded(input(keys * kHeadDim, 2), batch, kv_heads, seq_kv, kHeadDim, kBlockKV);
+  Element* k = input(keys * kHeadDim, 2);
+  const Strides k_strides = contiguous(kv_heads, seq_kv, kHeadDim);
+  const TensorMap k_map = encoded(k, batch, kv_heads, seq_kv, kHeadDim, kBlockKV);
   const TensorMap v_map =
       encoded(input(keys * kHeadDimV, 3), batch, kv_heads, seq_kv, kHeadDimV, kBlockKV);
   const TensorMap o_map = encoded(o, batch, heads, seq_q, kHeadDimV, 64);
@@ -1548,8 +1549,9 @@ int main(int argc, char** argv) {
   float ms = 0;
   for (int run = 0; run < 2; ++run) {  // the second one counts
     cudaEventRecord(start);
-    kernel<<<grid, kThreads, kSmemBytes>>>(q_map, k_map, v_map, o_map, lse, batch, heads, kv_heads,
-                                           seq_q, seq_kv, heads_together, scale_log2);
+    kernel<<<grid, kThreads, kSmemBytes>>>(q_map, k_map, v_map, o_map, k, lse, batch, heads,
+                                           kv_heads, seq_q, seq_kv, heads_together, k_strides,
+                                           scale_log2);
     cudaEventRecord(stop);
     cudaEventSynchronize(stop);
     cudaEventElapsedTime(&ms, start, stop);

@@ -35,7 +35,7 @@
 //   9f85390f  device/chunk_address.cuh
 //   b09b16a3  device/fragments.cuh
 //   76c2f1b5  device/integers.cuh
-//   b98eb738  device/load_v3.cuh
+//   7352699a  device/load_v3.cuh
 //   1cbf0c76  device/mask.cuh
 //   059f47de  device/matmul_wgmma.cuh
 //   06eb1102  device/matrix_descriptor.cuh
@@ -45,19 +45,19 @@
 //   23af4307  device/score.cuh
 //   2aadce9b  device/score_rows.cuh
 //   2e46e33c  device/settled_rows.cuh
-//   6c395fee  device/shared_v3.cuh
-//   f120efac  device/softmax_in_place.cuh
+//   e91ba4b4  device/shared_v3.cuh
+//   3a858199  device/softmax_in_place.cuh
 //   17509448  device/span.cuh
 //   db6d7e5a  device/store_tma.cuh
 //   567f0171  device/tensor_map.cuh
 //   3167b13b  device/timeline.cuh
 //   689d4211  device/turn.cuh
 //   c2706fe3  device/types.cuh
-//   6f23e656  kernels/v3_fwd.cu
+//   80382e28  kernels/v3_fwd.cu
 //   454b33f2  parts/constants_v3.cuh
 //   5a818b86  parts/main_arrays.cuh
 //   92b4175b  parts/main_options.cuh
-//   20d02325  parts/main_v3.cu
+//   ea7c8b53  parts/main_v3.cu
 //   5af47db7  ptx/bar_arrive.cuh
 //   18bd1382  ptx/bar_sync.cuh
 //   f0e3942d  ptx/clock64.cuh
@@ -94,7 +94,7 @@
 // "head_dim_v": 64, "heads": 16, "incoherent": false, "kv_heads": 16, "out_dtype": "bf16", "pass":
 // "fwd", "scale": 0.125, "scales": "tensor", "seq": 2048, "seq_kv": 2048, "softcap": 0.0, "varlen":
 // false, "window": [-1, -1]}, "schema": "fasim.plan/1", "slots": 396, "smem_bytes": 66560}
-// ---- the rest of the file has sha256 353ee2fb922f5a04a4391e2af4d6719082ad6e4d852974e7a52a19cedeb9fd62
+// ---- the rest of the file has sha256 9865c4494ce31dfe3265bdf92cf305a5456e13b31ba570a879b4057eef9e2919
 // FlashAttention-3, forward (Shah et al. 2024, algorithms 1 and 2).
 //
 // A block stays on its SM and works on one tile of queries after the other. One warpgroup, the producer,
@@ -655,6 +655,7 @@ struct alignas(1024) SlabTile {
 struct Work {  // a tile of queries, of one head; first_query < 0: there is no more
   int first_query, head;
   int batch;
+  int kv_head;  // the loader divides, who has the registers for it
 };
 
 constexpr int kWorks = 4;  // that someone may still ask about: the loader is at most two ahead
@@ -676,7 +677,7 @@ struct Shared {
 
 static_assert(sizeof(Shared) == kSmemBytes, "shared memory as planned");
 
-// A warp arrives where it may read a tile again itself, a warpgroup where only its products do.
+// A warp arrives for Q, which it may read again by itself, a warpgroup for what only its products read.
 __device__ __forceinline__ void init_barriers(Shared& shared) {
   for (int i = 0; i < kQStages; ++i) {
     ptx::mbarrier_init(&shared.full_q[i], 1);
@@ -685,7 +686,7 @@ __device__ __forceinline__ void init_barriers(Shared& shared) {
   for (int i = 0; i < kStages; ++i) {
     ptx::mbarrier_init(&shared.full_k[i], 1);
     ptx::mbarrier_init(&shared.full_v[i], 1);
-    ptx::mbarrier_init(&shared.empty_k[i], 4 * kConsumers);
+    ptx::mbarrier_init(&shared.empty_k[i], kConsumers);
     ptx::mbarrier_init(&shared.empty_v[i], kConsumers);
   }
   ptx::fence_mbarrier_init();
@@ -903,7 +904,8 @@ __device__ __forceinline__ void load_all(Loader& loader, const TensorMap* q_map,
   Place before_keys = {0, 0};
   for (int round = 0;; ++round) {
     const Turn at = turn<kQStages>(round);
-    const Work work = work_of(round);
+    Work work = work_of(round);
+    work.kv_head = work.head / group;
     wait(&shared.empty_q[at.slot], at.parity ^ 1);
     shared.works[round % kWorks] = work;
     if (work.first_query < 0) {
@@ -919,7 +921,7 @@ __device__ __forceinline__ void load_all(Loader& loader, const TensorMap* q_map,
                  queries.batch);
     }
     note(kLoadQ, loader.count_k);
-    const int kv_head = work.head / group;
+    const int kv_head = work.kv_head;
     const Tiles tiles = tiles_of(work);
     for (int tile = tiles.end - 1; tile >= tiles.begin; --tile) {
       loader.load_k(tile, kv_head, keys);
@@ -1302,11 +1304,11 @@ v3_fwd_sm90a_bf16_d64_full_dense_2c085e61(
   };
   const auto weigh_scores = [&](int n, const Late& late) {
     note(kScored, n);
+    if (leads) ptx::mbarrier_arrive(&shared.empty_k[n % kStages]);
     finish(s, 0);
     weigh(s, row, late, 1.f);
-    if (threadIdx.x % 32 == 0) {
-      ptx::mbarrier_arrive(&shared.empty_k[n % kStages]);
-      if (tile == last_tile) ptx::mbarrier_arrive(&shared.empty_q[(round - 1) % kQStages]);
+    if (tile == last_tile && threadIdx.x % 32 == 0) {
+      ptx::mbarrier_arrive(&shared.empty_q[(round - 1) % kQStages]);
     }
     note(kWeighed, n);
   };

@@ -74,7 +74,7 @@ class _Head:
         self.group = problem.group if variant in PACKED else 1  # query heads whose rows pack
         self.transposes = transposes(variant, problem.dtype)
         self.values = "vt" if self.transposes else "v"  # what the main kernel takes for V
-        self.frees_k = "pv" if self.transposes else "p"  # the last that may ask for K again
+        self.frees_k = "pv" if self.transposes else "s"  # the last that may ask for K's tile again
         self.rows = problem.seq * self.group
         self.queries = range(0, self.rows, tile.block_q)
 
@@ -343,14 +343,14 @@ def _v3_step(head: _Head, before: _Step | None, now: _Step | None) -> Iterator[_
         yield from _v3_values(head, before)
         yield from _v3_output(head, before, "lse", "o")
     if now:
-        yield from _each(head, "product", "s", *now[:2])
+        yield from _each(head, "product", "s", *now[:2], ("s",))
     if now and head.problem.dense:
         yield from _each(head, "load", "bias", *now[:2])
     if behind:
         yield from _v3_values(head, behind)
         yield from _v3_output(head, behind, "lse")
     if now:
-        finished = ("p", "tile")[: 1 + (now.ends and not head.transposes)]
+        finished = ("tile",) if now.ends and not head.transposes else ()
         yield from _each(head, "softmax", "p", *now[:2], finished)
     if behind:
         yield from _v3_output(head, behind, "o")

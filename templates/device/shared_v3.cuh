@@ -13,6 +13,9 @@ struct Work {  // a tile of queries, of one head; first_query < 0: there is no m
 //% if kernel.scaled or not kernel.varlen
   int batch;
 //% endif
+//% if not kernel.scaled
+  int kv_head;  // the loader divides, who has the registers for it
+//% endif
 //% if kernel.scaled and kernel.varlen
   int end, begin;  // its tiles of keys: consumers have no registers to find them
 //% endif
@@ -54,7 +57,7 @@ static_assert(sizeof(Shared) == kSmemBytes, "shared memory as planned");
 //% if kernel.scaled
 // Every warp arrives by itself.
 //% else
-// A warp arrives where it may read a tile again itself, a warpgroup where only its products do.
+// A warp arrives for Q, which it may read again by itself, a warpgroup for what only its products read.
 //% endif
 __device__ __forceinline__ void init_barriers(Shared& shared) {
   for (int i = 0; i < kQStages; ++i) {
@@ -64,7 +67,7 @@ __device__ __forceinline__ void init_barriers(Shared& shared) {
   for (int i = 0; i < kStages; ++i) {
     ptx::mbarrier_init(&shared.full_k[i], 1);
     ptx::mbarrier_init(&shared.full_v[i], 1);
-    ptx::mbarrier_init(&shared.empty_k[i], 4 * kConsumers);
+    ptx::mbarrier_init(&shared.empty_k[i], $("4 * " if kernel.scaled)kConsumers);
     ptx::mbarrier_init(&shared.empty_v[i], $("4 * " if kernel.scaled)kConsumers);
   }
   ptx::fence_mbarrier_init();

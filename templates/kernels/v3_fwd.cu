@@ -455,19 +455,21 @@ $(parameters(kernel))) {
 //% else
   const auto weigh_scores = [&](int n, const Late& late) {
     note(kScored, n);
+    if (leads) ptx::mbarrier_arrive(&shared.empty_k[n % kStages]);
     finish(s, 0);
 //% if kernel.bias_dtype
     weigh(s, row, late, $(softmax_factor(kernel)));
 //% else
     weigh(s, row, late, $(softmax_factor(kernel)), [&](FewScores& few, int column) {
+      const Work& work = shared.works[(round - 1) % kWorks];
       const auto& q_rows = shared.q[(round - 1) % kQStages][warpgroup];
-      few_scores(few, q_rows, shared.k[n % kStages], column);
+      const KeyRows keys = key_rows($(kernel.rescored), $(kernel.rescored)_strides, work$(", seq_kv" if not kernel.varlen));
+      few_scores(few, q_rows, keys, tile * kBlockKV + column);
       finish(few, column);
     });
 //% endif
-    if (threadIdx.x % 32 == 0) {
-      ptx::mbarrier_arrive(&shared.empty_k[n % kStages]);
-      if (tile == last_tile) ptx::mbarrier_arrive(&shared.empty_q[(round - 1) % kQStages]);
+    if (tile == last_tile && threadIdx.x % 32 == 0) {
+      ptx::mbarrier_arrive(&shared.empty_q[(round - 1) % kQStages]);
     }
     note(kWeighed, n);
   };

@@ -129,6 +129,9 @@ int main(int argc, char** argv) {
   const Strides k_strides = contiguous(kv_heads, seq_kv, kHeadDim);
   Element* q_padded = device_array<Element>(rows * kWide);
   Element* k_padded = device_array<Element>(keys * kWide);
+//% if kernel.rescored
+  const Strides k_padded_strides = contiguous(kv_heads, seq_kv, kWide);
+//% endif
   const TensorMap q_padded_map = encoded(q_padded, batch, heads, seq_q, kWide, 64);
   const TensorMap k_padded_map = encoded(k_padded, batch, kv_heads, seq_kv, kWide, kBlockKV);
 //% else
@@ -138,8 +141,14 @@ int main(int argc, char** argv) {
 //% else
   const TensorMap q_map = encoded(input(rows * kHeadDim, 1), batch, heads, seq_q, kHeadDim, 64);
 //% endif
+//% if kernel.rescored
+  Element* k = input(keys * kHeadDim, 2);
+  const Strides k_strides = contiguous(kv_heads, seq_kv, kHeadDim);
+  const TensorMap k_map = encoded(k, batch, kv_heads, seq_kv, kHeadDim, kBlockKV);
+//% else
   const TensorMap k_map =
       encoded(input(keys * kHeadDim, 2), batch, kv_heads, seq_kv, kHeadDim, kBlockKV);
+//% endif
 //% endif
 //% if kernel.quantises and kernel.scales != "block"
   float* most = device_array<float>(parts);

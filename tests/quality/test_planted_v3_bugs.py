@@ -8,6 +8,7 @@ import pytest
 from v3_bugs import (
     BUGS,
     FALLING,
+    GROUPS,
     KERNELS,
     NOTHING,
     PLAIN,
@@ -21,7 +22,13 @@ from v3_bugs import (
 
 pytestmark = pytest.mark.emulator
 
-CASES = {"window": WINDOW, "varlen": SEQUENCES}
+CASES = {
+    "window": WINDOW,
+    "varlen": SEQUENCES,
+    "again": GROUPS,
+    "again varlen": replace(SEQUENCES, heads=4, kv_heads=2),
+    "again wide": GROUPS,
+}
 
 
 @pytest.mark.parametrize("bug", BUGS, ids=str)

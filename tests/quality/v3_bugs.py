@@ -39,12 +39,16 @@ KERNELS = {
     "dense": Problem(**BF16, bias="dense"),
     "varlen": Problem(**BF16, causal=True, varlen=True),
     "packed": Problem(**BF16, causal=True),
+    "again": Problem(**BF16, causal=True),
+    "again varlen": Problem(**BF16, causal=True, varlen=True),
+    "again wide": Problem(**{**BF16, "head_dim": 33}),  # rows of K are copied to wider ones
 }
 PLAIN = Case(heads=2, kv_heads=1, seq=200, seq_kv=150, values="below")  # 4 tiles of 5 or less
 WINDOW = replace(PLAIN, left=40, right=9)
 SEQUENCES = replace(PLAIN, batch=4, seq=400)
 FOURS = replace(PLAIN, heads=8, kv_heads=2, seq=75)  # 300 packed rows of each
 FALLING = replace(PLAIN, values="falling")  # as the keys are walked, weights grow large
+GROUPS = replace(PLAIN, batch=2, heads=4, kv_heads=2, layout="padded")
 LATE = ("copy in flight", "wrong phase")  # the first use of a barrier has no earlier phase
 EARLY = ("stage still read", "arrival mismatch", *LATE)
 
@@ -81,7 +85,18 @@ def kernel_of(name: str) -> Kernel:
     form = "packed" if name == "packed" else ""
     plan = planner.plan(KERNELS[name], load("h200"), "v3", tile=TILE, form=form).plan
     assert plan
-    return render(replace(plan, slots=1))
+    kernel = render(replace(plan, slots=1))
+    return always_again(kernel) if name.startswith("again") else kernel
+
+
+LARGEST = "constexpr float kLargestSum = 16384.f;"
+
+
+def always_again(kernel: Kernel) -> Kernel:
+    """Every weight counts as too large: the scores of each tile are computed again, those of the
+    last keys too, from which on references hold."""
+    assert kernel.source.count(LARGEST) == 1
+    return parse(kernel.source.replace(LARGEST, LARGEST.replace("16384", "0")))
 
 
 def finder(kernel: Kernel, case: Case) -> str:
@@ -111,10 +126,8 @@ V_RELEASE = "    if (leads) ptx::mbarrier_arrive(&shared.empty_v[n % kStages]);\
 SUMMED = "    note(kSummed, n);\n"
 O_WAIT = "    finish_products<0>(o);  // here all warps wait, whether their rows move or not\n"
 FOLLOW = SUMMED + "    follow(row, o, late, scale_log2);\n"
-K_RELEASE = "      ptx::mbarrier_arrive(&shared.empty_k[n % kStages]);\n"
-Q_RELEASE = (
-    "      if (tile == last_tile) ptx::mbarrier_arrive(&shared.empty_q[(round - 1) % kQStages]);\n"
-)
+K_RELEASE = "    if (leads) ptx::mbarrier_arrive(&shared.empty_k[n % kStages]);\n"
+Q_RELEASE = "      ptx::mbarrier_arrive(&shared.empty_q[(round - 1) % kQStages]);\n"
 READ = (
     "    if (leads) ptx::cp_async_bulk_wait_group_read<0>();"
     "  // what lay here before has been read\n"
@@ -184,10 +197,17 @@ BARRIERS = (
         "transaction mismatch",
     ),
     Bug(
-        "empty waits for one warp only",
-        "ptx::mbarrier_init(&shared.empty_k[i], 4 * kConsumers);",
+        "empty waits for one warpgroup only",
+        "ptx::mbarrier_init(&shared.empty_k[i], kConsumers);",
         "ptx::mbarrier_init(&shared.empty_k[i], 1);",
         (*EARLY, "deadlock"),
+    ),
+    Bug(
+        "Q waits for one warp of a warpgroup",
+        "ptx::mbarrier_init(&shared.empty_q[i], 4 * kConsumers);",
+        "ptx::mbarrier_init(&shared.empty_q[i], kConsumers);",
+        (*EARLY, "deadlock"),
+        "again",
     ),
     Bug(
         "empty waits for one warpgroup too many",
@@ -195,6 +215,7 @@ BARRIERS = (
         "ptx::mbarrier_init(&shared.empty_v[i], kConsumers + 1);",
         "deadlock",
     ),
+    Bug("K is never released", K_RELEASE, "", "deadlock"),
     Bug("V is never released", V_RELEASE, "", "deadlock"),
     Bug("Q is never released", Q_RELEASE, "", "deadlock"),
     Bug(
@@ -501,11 +522,12 @@ SCHEDULE = (
         (WRITTEN, RIGHT),
     ),
     Bug(
-        "a warp tells of K before its lanes have read it again",
-        "  __syncwarp();  // all lanes have read Q and K again: a vote would not order that\n",
+        "a warp tells of Q before its lanes have read it again",
+        "  __syncwarp();  // all lanes have read Q again: a vote would not order that\n",
         "",
         "stage still read",
-        case=FALLING,
+        "again",
+        replace(PLAIN, seq=700, seq_kv=20),
     ),
     Bug(
         "works are forgotten too early",
@@ -623,8 +645,8 @@ GROUPED = (
     ),
     Bug(
         "a head of K and V is divided as if it were one of Q",
-        "const int kv_head = work.head;",
-        "const int kv_head = work.head >> group_log2;",
+        "work.kv_head = work.head;",
+        "work.kv_head = work.head >> group_log2;",
         (RIGHT, COUNTED),
         "packed",
         FOURS,
@@ -639,7 +661,90 @@ GROUPED = (
     ),
 )
 
+AGAIN = (
+    Bug(
+        "keys past the last are read again",
+        "key < keys.count ? row[4 * step] : 0",
+        "row[4 * step]",
+        "out of bounds",
+        "again",
+        GROUPS,
+    ),
+    Bug(
+        "each tile's scores are those of its first keys again",
+        "tile * kBlockKV + column);",
+        "tile * kBlockKV);",
+        RIGHT,
+        "again",
+        GROUPS,
+    ),
+    Bug(
+        "all lanes of a quad read the same columns again",
+        " + key * keys.stride) + lane % 4;",
+        " + key * keys.stride);",
+        RIGHT,
+        "again",
+        GROUPS,
+    ),
+    Bug(
+        "the last columns are not read again",
+        "step < (kHeadDim + 7) / 8",
+        "step < kHeadDim / 16",
+        RIGHT,
+        "again",
+        GROUPS,
+    ),
+    Bug(
+        "K is read again as if its rows were packed",
+        "return {k + first, strides.seq,",
+        "return {k + first, kHeadDim,",
+        ("out of bounds", RIGHT),
+        "again",
+        GROUPS,
+    ),
+    Bug(
+        "K is read again from the queries' head",
+        "work.kv_head * strides.head",
+        "work.head * strides.head",
+        ("out of bounds", RIGHT),
+        "again",
+        GROUPS,
+    ),
+    Bug(
+        "K is read again from the first of the batch",
+        "work.batch * strides.batch + ",
+        "",
+        RIGHT,
+        "again",
+        GROUPS,
+    ),
+    Bug(
+        "K is read again from the first sequence",
+        "work.sequence.k * strides.seq + ",
+        "",
+        PACKED,
+        "again varlen",
+        replace(GROUPS, batch=4),
+    ),
+    Bug(
+        "wider rows of K are read again as if they were not",
+        "key_rows(k_padded, k_padded_strides,",
+        "key_rows(k_padded, k_strides,",
+        ("out of bounds", "misaligned access", RIGHT),
+        "again wide",
+        GROUPS,
+    ),
+    Bug(
+        "the work before is scored again",
+        "const Work& work = shared.works[(round - 1) % kWorks];\n      const auto& q_rows",
+        "const Work& work = shared.works[(round - 2) % kWorks];\n      const auto& q_rows",
+        ("out of bounds", "uninitialised read", "race", RIGHT),
+        "again",
+        GROUPS,
+    ),
+)
+
 BUGS = (
     *(*BARRIERS, *STAGES, *PROXIES, *PRODUCTS, *REGISTERS, *SOFTMAX, *SCHEDULE, *OPTIONS),
-    *GROUPED,
+    *(*GROUPED, *AGAIN),
 )

@@ -107,7 +107,7 @@ def test_v3_runs_ahead_by_its_rings_and_no_further() -> None:
     for event in stream(entry):
         loaded[event.what] += event.kind == "load"
         used[event.what] += event.role == "consumer 0"
-        assert loaded["k"] - used["p"] <= entry.tile.stages
+        assert loaded["k"] - used["s"] <= entry.tile.stages
         assert loaded["v"] - used["pv"] <= entry.tile.stages
         assert used["s"] <= loaded["k"]
         assert used["pv"] <= loaded["v"]
