@@ -257,18 +257,18 @@ class KernelSpec:
         return names | ({"q": "q8", "k": "k8"} if self.quantises else {})
 
     @property
-    def rescored(self) -> str:
-        """The array whose rows a warp of V3 in 16 bits reads again where scores are gone that it
-        needs: K as TMA finds it. A dense bias would have to be read again as well, so "" there."""
+    def rescored(self) -> tuple[str, ...]:
+        """The arrays whose rows a warp of V3 in 16 bits reads again where scores are gone that it
+        needs: Q and K as TMA finds them. A dense bias would have to be read again as well, so none
+        there."""
         rescores = self.algo == "v3" and not self.transposes and not self.bias_dtype
-        return self.mapped["k"] if rescores else ""
+        return (self.mapped["q"], self.mapped["k"]) if rescores else ()
 
     @property
     def pointers(self) -> tuple[str, ...]:
         """Arrays that every kernel of the file takes by address, but for those of options."""
         copied = self.padded_tensors
-        again = (self.rescored,) if self.rescored else ()
-        found = (*copied, *(f"{name}{PADDED}" for name in copied), *again)
+        found = (*copied, *(f"{name}{PADDED}" for name in copied), *self.rescored)
         return (*dict.fromkeys(found), *POINTERS[self.parameters, self.pass_])
 
     @property
@@ -401,7 +401,7 @@ class KernelSpec:
             copied = tuple(name for name in self.padded_tensors if name != "o")
             given = ("q", "k", "v") if self.quantises else (*copied, "v")
             strided = given if self.transposes else copied
-            strided += (self.rescored,) if self.rescored else ()
+            strided += self.rescored
         strided += ("bias",) if self.bias_dtype else ()
         strides = [(f"{name}_strides", "i64x3") for name in strided]
         factors = [(name, "f32") for name in self.factors]

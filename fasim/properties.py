@@ -1197,9 +1197,10 @@ def bytes_moved_are_bytes_predicted(trial: Trial) -> float:
 
 
 def _again(spec: KernelSpec, executed: Execution) -> dict[str, int]:
-    """Bytes that V3's warps may have read of K beside what TMA moves, for scores that were gone: 8
-    columns of 8 keys for each product that a warp computes alone."""
-    return {spec.rescored: 8 * 8 * 2 * _operations(executed, "mma", "count")}
+    """Bytes that V3's warps may have read of Q and K beside what TMA moves, for scores that were
+    gone: 8 columns of 16 rows and 8 keys for each product that a warp computes alone."""
+    bytes_ = 8 * 2 * _operations(executed, "mma", "count")
+    return {name: rows * bytes_ for name, rows in zip(spec.rescored, (16, 8), strict=False)}
 
 
 def matrix_instructions_do_the_flops_predicted(trial: Trial) -> float:

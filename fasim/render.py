@@ -391,7 +391,7 @@ def v3_instructions(kernel: KernelSpec) -> tuple[str, ...]:
         return rounding
     if kernel.scaled:
         return ("ldmatrix_x4", "ldmatrix_x2", "mma_m16n8k32_e4m3", *rounding)
-    return ("ldmatrix_x2", f"mma_m16n8k8_{PTX_TYPES[kernel.dtype]}", *rounding)
+    return (f"mma_m16n8k8_{PTX_TYPES[kernel.dtype]}", *rounding)
 
 
 def map_of(kernel: KernelSpec, tensor: str) -> str:

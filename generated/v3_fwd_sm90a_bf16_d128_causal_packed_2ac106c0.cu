@@ -10,6 +10,7 @@
 //   map    k_map       device memory
 //   map    v_map       device memory
 //   map    o_map       device memory
+//   ptr    q           device memory
 //   ptr    k           device memory
 //   ptr    lse         device memory
 //   i32    batch       16
@@ -19,6 +20,7 @@
 //   i32    seq_kv      8192
 //   i32    heads_together  128
 //   i32    group_log2  2
+//   i64x3  q_strides   (65536, 2048, 128)
 //   i64x3  k_strides   (8388608, 1048576, 128)
 //   f32    scale_log2  0.12751743082459868
 //
@@ -42,22 +44,22 @@
 //   059f47de  device/matmul_wgmma.cuh
 //   06eb1102  device/matrix_descriptor.cuh
 //   772adaad  device/mbarrier.cuh
-//   c03f59ef  device/rescore.cuh
+//   2fce3914  device/rescore.cuh
 //   56ce5a2e  device/rows.cuh
 //   6a818e15  device/schedule.cuh
 //   2e46e33c  device/settled_rows.cuh
-//   e91ba4b4  device/shared_v3.cuh
-//   3a858199  device/softmax_in_place.cuh
+//   ee114dd7  device/shared_v3.cuh
+//   ab58227c  device/softmax_in_place.cuh
 //   db6d7e5a  device/store_tma.cuh
 //   567f0171  device/tensor_map.cuh
 //   3167b13b  device/timeline.cuh
 //   689d4211  device/turn.cuh
 //   c2706fe3  device/types.cuh
-//   80382e28  kernels/v3_fwd.cu
+//   f044ce44  kernels/v3_fwd.cu
 //   454b33f2  parts/constants_v3.cuh
 //   5a818b86  parts/main_arrays.cuh
 //   92b4175b  parts/main_options.cuh
-//   ea7c8b53  parts/main_v3.cu
+//   6ad5c166  parts/main_v3.cu
 //   5af47db7  ptx/bar_arrive.cuh
 //   18bd1382  ptx/bar_sync.cuh
 //   f0e3942d  ptx/clock64.cuh
@@ -69,7 +71,6 @@
 //   422cf4a7  ptx/ex2.cuh
 //   748f3f8d  ptx/fence_mbarrier_init.cuh
 //   3e612fa4  ptx/fence_proxy_async.cuh
-//   2da781dd  ptx/ldmatrix_x2.cuh
 //   ecba088f  ptx/lg2.cuh
 //   20ab12bf  ptx/mbarrier_arrive.cuh
 //   ab5dda3a  ptx/mbarrier_arrive_expect_tx.cuh
@@ -98,7 +99,7 @@
 // "fwd", "scale": 0.08838834764831843, "scales": "tensor", "seq": 16, "seq_kv": 8192, "softcap":
 // 0.0, "varlen": false, "window": [-1, -1]}, "schema": "fasim.plan/1", "slots": 132, "smem_bytes":
 // 222208}
-// ---- the rest of the file has sha256 addf99a3758a33492b9305278298b3e95f67b43d090a59e750104a6dad0f9a44
+// ---- the rest of the file has sha256 d42eef216c53048dc76b8c45e2ee8c7db2d7f637e8d38b0c30ce8b0d630d8f4e
 // FlashAttention-3, forward (Shah et al. 2024, algorithms 1 and 2).
 //
 // A block stays on its SM and works on one tile of queries after the other. One warpgroup, the producer,
@@ -469,29 +470,6 @@ __device__ __forceinline__ void bar_arrive(int barrier, int threads) {
 namespace ptx {
 #ifndef FASIM_EMULATE
 
-// Two 8x8 matrices of 16-bit elements; lane i < 16 gives the address of row i % 8 of matrix i / 8.
-// PTX ISA: ldmatrix.
-__device__ __forceinline__ void ldmatrix_x2(u32 (&r)[2], u32 row) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0, %1}, [%2];"
-               : "=r"(r[0]), "=r"(r[1])
-               : "r"(row)
-               : "memory");
-}
-
-// The same, each matrix transposed.
-__device__ __forceinline__ void ldmatrix_x2_trans(u32 (&r)[2], u32 row) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0, %1}, [%2];"
-               : "=r"(r[0]), "=r"(r[1])
-               : "r"(row)
-               : "memory");
-}
-
-#endif
-}  // namespace ptx
-
-namespace ptx {
-#ifndef FASIM_EMULATE
-
 // d += a b for one 16x8 tile, 8 deep; d as of m16n8k16. PTX ISA: mma.m16n8k8.
 __device__ __forceinline__ void mma_m16n8k8_bf16(float (&d)[4], const u32 (&a)[2], u32 b0) {
   asm volatile(
@@ -764,11 +742,11 @@ struct Shared {
 
 static_assert(sizeof(Shared) == kSmemBytes, "shared memory as planned");
 
-// A warp arrives for Q, which it may read again by itself, a warpgroup for what only its products read.
+// A warpgroup arrives as one: only its products read these tiles.
 __device__ __forceinline__ void init_barriers(Shared& shared) {
   for (int i = 0; i < kQStages; ++i) {
     ptx::mbarrier_init(&shared.full_q[i], 1);
-    ptx::mbarrier_init(&shared.empty_q[i], 4 * kConsumers);
+    ptx::mbarrier_init(&shared.empty_q[i], kConsumers);
   }
   for (int i = 0; i < kStages; ++i) {
     ptx::mbarrier_init(&shared.full_k[i], 1);
@@ -1013,35 +991,50 @@ __device__ __forceinline__ u32 chunk_address(const SlabTile<kRows, kTileSlabs>& 
 
 // ---- Scores, again ------------------------------------------------------------------------------
 // 16 rows of one warp against 8 keys, by the instructions that a warp can issue alone: for the rare tile
-// whose scores were overwritten with weights that turned out too large. Its keys have left shared memory
-// by then, as the next ones are not to wait for a softmax: they are read where TMA found them.
+// whose scores were overwritten with weights that turned out too large. Its rows and keys have left shared
+// memory by then, as the next ones are not to wait for a softmax: they are read where TMA found them.
 using FewScores = float[1][1][4];
 
-struct KeyRows {  // of a head, in global memory
+struct HeadRows {  // in global memory
   const Element* first;
   i64 stride;
   int count;
+  i64 head_stride = 0;  // of packed rows, heads fastest
+  int group_log2 = 0;
+  // Two columns of a row, or zeros past the last one.
+  __device__ __forceinline__ u32 pair_at(int row, int pair) const {
+    const int head = row & ((1 << group_log2) - 1);
+    const Element* at = first + (row >> group_log2) * stride + head * head_stride;
+    return row < count ? reinterpret_cast<const u32*>(at)[pair] : 0;
+  }
 };
 
-__device__ __forceinline__ KeyRows key_rows(const Element* k, const Strides& strides,
-                                            const Work& work, int seq_kv) {
-  const i64 first = work.batch * strides.batch + work.kv_head * strides.head;
-  return {k + first, strides.seq, seq_kv};
+// Those of a head of a sequence.
+__device__ __forceinline__ HeadRows head_rows(const Element* x, const Strides& strides, int batch,
+                                              int head, int count) {
+  const i64 start = batch * strides.batch + head * strides.head;
+  return {x + start, strides.seq, count};
 }
 
-// Against the keys from `first` on; past the last one are zeros. A row is whole steps of 8 columns: TMA
-// takes no others.
-__device__ __forceinline__ void few_scores(FewScores& s, const SlabTile<64, kSlabs>& q,
-                                           const KeyRows& keys, int first) {
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4, key = first + lane / 4;
-  const u32* row = reinterpret_cast<const u32*>(keys.first + key * keys.stride) + lane % 4;
+// Packed rows of the heads that share keys.
+__device__ __forceinline__ HeadRows packed_rows(const Element* q, const Strides& strides, int batch,
+                                                int kv_head, int count, int group_log2) {
+  const i64 start = batch * strides.batch + (i64(kv_head) << group_log2) * strides.head;
+  return {q + start, strides.seq, count, strides.head, group_log2};
+}
+
+// The warp's rows of a tile of queries, which begins at `query`, against the keys from `key` on. A row is
+// whole steps of 8 columns: TMA takes no others.
+__device__ __forceinline__ void few_scores(FewScores& s, const HeadRows& queries, int query,
+                                           const HeadRows& keys, int key) {
+  const int lane = threadIdx.x % 32, row = query + threadIdx.x / 32 * kWarpRows + lane / 4;
 #pragma unroll
   for (int i = 0; i < 4; ++i) s[0][0][i] = 0.f;
 #pragma unroll 1
   for (int step = 0; step < (kHeadDim + 7) / 8; ++step) {
-    const u32 b = key < keys.count ? row[4 * step] : 0;
-    u32 a[2];
-    ptx::ldmatrix_x2(a, chunk_address(q, 16 * warp + lane % 16, step));
+    const int pair = 4 * step + lane % 4;
+    const u32 a[2] = {queries.pair_at(row, pair), queries.pair_at(row + 8, pair)};
+    const u32 b = keys.pair_at(key + lane / 4, pair);
     ptx::mma_m16n8k8_bf16(s[0][0], a, b);
   }
 }
@@ -1243,7 +1236,6 @@ __device__ __forceinline__ void lower(Scores& s, RowState& row, const Late& late
       s[0][kBlockKV / 8 - 1][i] = next;
     }
   }
-  __syncwarp();  // all lanes have read Q again: a vote would not order that
   add_up(sum, s);
   move_to(row, late, max, scale_log2, !row.settled);
 }
@@ -1343,9 +1335,10 @@ extern "C" __global__ void __launch_bounds__(kThreads, kBlocks)
 v3_fwd_sm90a_bf16_d128_causal_packed_2ac106c0(
     const __grid_constant__ TensorMap q_map, const __grid_constant__ TensorMap k_map,
     const __grid_constant__ TensorMap v_map, const __grid_constant__ TensorMap o_map,
-    const Element* __restrict__ k, float* __restrict__ lse, const int batch, const int heads,
-    const int kv_heads, const int seq_q, const int seq_kv, const int heads_together,
-    const int group_log2, const Strides k_strides, const float scale_log2) {
+    const Element* __restrict__ q, const Element* __restrict__ k, float* __restrict__ lse,
+    const int batch, const int heads, const int kv_heads, const int seq_q, const int seq_kv,
+    const int heads_together, const int group_log2, const Strides q_strides,
+    const Strides k_strides, const float scale_log2) {
   // clang-format on
   extern __shared__ __align__(1024) unsigned char smem_raw[];
   Shared& shared = *reinterpret_cast<Shared*>(smem_raw);
@@ -1427,18 +1420,19 @@ v3_fwd_sm90a_bf16_d128_causal_packed_2ac106c0(
   };
   const auto weigh_scores = [&](int n, const Late& late) {
     note(kScored, n);
-    if (leads) ptx::mbarrier_arrive(&shared.empty_k[n % kStages]);
+    if (leads) {
+      ptx::mbarrier_arrive(&shared.empty_k[n % kStages]);
+      if (tile == last_tile) ptx::mbarrier_arrive(&shared.empty_q[(round - 1) % kQStages]);
+    }
     finish(s, 0);
     weigh(s, row, late, scale_log2, [&](FewScores& few, int column) {
       const Work& work = shared.works[(round - 1) % kWorks];
-      const auto& q_rows = shared.q[(round - 1) % kQStages][warpgroup];
-      const KeyRows keys = key_rows(k, k_strides, work, seq_kv);
-      few_scores(few, q_rows, keys, tile * kBlockKV + column);
+      const HeadRows rows =
+          packed_rows(q, q_strides, work.batch, work.head, span_of(work).seq_q, group_log2);
+      const HeadRows keys = head_rows(k, k_strides, work.batch, work.kv_head, span_of(work).seq_kv);
+      few_scores(few, rows, work.first_query, keys, tile * kBlockKV + column);
       finish(few, column);
     });
-    if (tile == last_tile && threadIdx.x % 32 == 0) {
-      ptx::mbarrier_arrive(&shared.empty_q[(round - 1) % kQStages]);
-    }
     note(kWeighed, n);
   };
   const auto start_values_of = [&](int n) {
@@ -1589,10 +1583,10 @@ int main(int argc, char** argv) {
 
   Output* o = device_array<Output>(rows * kHeadDimV);
   float* lse = device_array<float>(rows);
-  const TensorMap q_map =
-      encoded(input(rows * kHeadDim, 1), batch, heads, seq_q, kHeadDim, 64, group);
-  Element* k = input(keys * kHeadDim, 2);
+  Element *q = input(rows * kHeadDim, 1), *k = input(keys * kHeadDim, 2);
+  const Strides q_strides = contiguous(heads, seq_q, kHeadDim);
   const Strides k_strides = contiguous(kv_heads, seq_kv, kHeadDim);
+  const TensorMap q_map = encoded(q, batch, heads, seq_q, kHeadDim, 64, group);
   const TensorMap k_map = encoded(k, batch, kv_heads, seq_kv, kHeadDim, kBlockKV);
   const TensorMap v_map =
       encoded(input(keys * kHeadDimV, 3), batch, kv_heads, seq_kv, kHeadDimV, kBlockKV);
@@ -1613,9 +1607,9 @@ int main(int argc, char** argv) {
   float ms = 0;
   for (int run = 0; run < 2; ++run) {  // the second one counts
     cudaEventRecord(start);
-    kernel<<<grid, kThreads, kSmemBytes>>>(q_map, k_map, v_map, o_map, k, lse, batch, heads,
+    kernel<<<grid, kThreads, kSmemBytes>>>(q_map, k_map, v_map, o_map, q, k, lse, batch, heads,
                                            kv_heads, seq_q, seq_kv, heads_together, group_log2,
-                                           k_strides, scale_log2);
+                                           q_strides, k_strides, scale_log2);
     cudaEventRecord(stop);
     cudaEventSynchronize(stop);
     cudaEventElapsedTime(&ms, start, stop);

@@ -45,19 +45,19 @@
 //   23af4307  device/score.cuh
 //   2aadce9b  device/score_rows.cuh
 //   2e46e33c  device/settled_rows.cuh
-//   e91ba4b4  device/shared_v3.cuh
-//   3a858199  device/softmax_in_place.cuh
+//   ee114dd7  device/shared_v3.cuh
+//   ab58227c  device/softmax_in_place.cuh
 //   17509448  device/span.cuh
 //   db6d7e5a  device/store_tma.cuh
 //   567f0171  device/tensor_map.cuh
 //   3167b13b  device/timeline.cuh
 //   689d4211  device/turn.cuh
 //   c2706fe3  device/types.cuh
-//   80382e28  kernels/v3_fwd.cu
+//   f044ce44  kernels/v3_fwd.cu
 //   454b33f2  parts/constants_v3.cuh
 //   5a818b86  parts/main_arrays.cuh
 //   92b4175b  parts/main_options.cuh
-//   ea7c8b53  parts/main_v3.cu
+//   6ad5c166  parts/main_v3.cu
 //   5af47db7  ptx/bar_arrive.cuh
 //   18bd1382  ptx/bar_sync.cuh
 //   f0e3942d  ptx/clock64.cuh
@@ -94,7 +94,7 @@
 // "head_dim_v": 64, "heads": 16, "incoherent": false, "kv_heads": 16, "out_dtype": "bf16", "pass":
 // "fwd", "scale": 0.125, "scales": "tensor", "seq": 2048, "seq_kv": 2048, "softcap": 0.0, "varlen":
 // false, "window": [-1, -1]}, "schema": "fasim.plan/1", "slots": 396, "smem_bytes": 66560}
-// ---- the rest of the file has sha256 9865c4494ce31dfe3265bdf92cf305a5456e13b31ba570a879b4057eef9e2919
+// ---- the rest of the file has sha256 054e70e0797babe6fc9dfc5b64bebf4fcdb51f0cc507cdd4fac40598ef627932
 // FlashAttention-3, forward (Shah et al. 2024, algorithms 1 and 2).
 //
 // A block stays on its SM and works on one tile of queries after the other. One warpgroup, the producer,
@@ -677,11 +677,11 @@ struct Shared {
 
 static_assert(sizeof(Shared) == kSmemBytes, "shared memory as planned");
 
-// A warp arrives for Q, which it may read again by itself, a warpgroup for what only its products read.
+// A warpgroup arrives as one: only its products read these tiles.
 __device__ __forceinline__ void init_barriers(Shared& shared) {
   for (int i = 0; i < kQStages; ++i) {
     ptx::mbarrier_init(&shared.full_q[i], 1);
-    ptx::mbarrier_init(&shared.empty_q[i], 4 * kConsumers);
+    ptx::mbarrier_init(&shared.empty_q[i], kConsumers);
   }
   for (int i = 0; i < kStages; ++i) {
     ptx::mbarrier_init(&shared.full_k[i], 1);
@@ -1304,12 +1304,12 @@ v3_fwd_sm90a_bf16_d64_full_dense_2c085e61(
   };
   const auto weigh_scores = [&](int n, const Late& late) {
     note(kScored, n);
-    if (leads) ptx::mbarrier_arrive(&shared.empty_k[n % kStages]);
+    if (leads) {
+      ptx::mbarrier_arrive(&shared.empty_k[n % kStages]);
+      if (tile == last_tile) ptx::mbarrier_arrive(&shared.empty_q[(round - 1) % kQStages]);
+    }
     finish(s, 0);
     weigh(s, row, late, 1.f);
-    if (tile == last_tile && threadIdx.x % 32 == 0) {
-      ptx::mbarrier_arrive(&shared.empty_q[(round - 1) % kQStages]);
-    }
     note(kWeighed, n);
   };
   const auto start_values_of = [&](int n) {
@@ -1458,9 +1458,9 @@ int main(int argc, char** argv) {
 
   Output* o = device_array<Output>(rows * kHeadDimV);
   float* lse = device_array<float>(rows);
-  const TensorMap q_map = encoded(input(rows * kHeadDim, 1), batch, heads, seq_q, kHeadDim, 64);
-  const TensorMap k_map =
-      encoded(input(keys * kHeadDim, 2), batch, kv_heads, seq_kv, kHeadDim, kBlockKV);
+  Element *q = input(rows * kHeadDim, 1), *k = input(keys * kHeadDim, 2);
+  const TensorMap q_map = encoded(q, batch, heads, seq_q, kHeadDim, 64);
+  const TensorMap k_map = encoded(k, batch, kv_heads, seq_kv, kHeadDim, kBlockKV);
   const TensorMap v_map =
       encoded(input(keys * kHeadDimV, 3), batch, kv_heads, seq_kv, kHeadDimV, kBlockKV);
   const TensorMap o_map = encoded(o, batch, heads, seq_q, kHeadDimV, 64);

@@ -51,7 +51,7 @@
 //   6a818e15  device/schedule.cuh
 //   b274dbf8  device/score_factor.cuh
 //   2e46e33c  device/settled_rows.cuh
-//   e91ba4b4  device/shared_v3.cuh
+//   ee114dd7  device/shared_v3.cuh
 //   2d2dfee3  device/softmax_lazy_e4m3.cuh
 //   17509448  device/span.cuh
 //   db6d7e5a  device/store_tma.cuh
@@ -61,11 +61,11 @@
 //   689d4211  device/turn.cuh
 //   c2706fe3  device/types.cuh
 //   8715e91b  device/weights_e4m3.cuh
-//   80382e28  kernels/v3_fwd.cu
+//   f044ce44  kernels/v3_fwd.cu
 //   454b33f2  parts/constants_v3.cuh
 //   5a818b86  parts/main_arrays.cuh
 //   92b4175b  parts/main_options.cuh
-//   ea7c8b53  parts/main_v3.cu
+//   6ad5c166  parts/main_v3.cu
 //   18bd1382  ptx/bar_sync.cuh
 //   f0e3942d  ptx/clock64.cuh
 //   bdcce3e8  ptx/cp_async_bulk_commit_group.cuh
@@ -106,7 +106,7 @@
 // "fwd", "scale": 0.08838834764831843, "scales": "head", "seq": 8192, "seq_kv": 8192, "softcap":
 // 0.0, "varlen": false, "window": [-1, -1]}, "schema": "fasim.plan/1", "slots": 132, "smem_bytes":
 // 166912}
-// ---- the rest of the file has sha256 99a7feed9f1034ca09d9b714243efa186682540c93568f85a7dba2d398b1ce60
+// ---- the rest of the file has sha256 9725d5435742901b1956369c053a190bb9608242b0df7e9322965bd54797302f
 // FlashAttention-3, forward (Shah et al. 2024, algorithms 1 and 2).
 //
 // A block stays on its SM and works on one tile of queries after the other. One warpgroup, the producer,
@@ -1881,9 +1881,9 @@ int main(int argc, char** argv) {
 
   Output* o = device_array<Output>(rows * kHeadDimV);
   float* lse = device_array<float>(rows);
-  const TensorMap q_map = encoded(input(rows * kHeadDim, 1), batch, heads, seq_q, kHeadDim, 64);
-  const TensorMap k_map =
-      encoded(input(keys * kHeadDim, 2), batch, kv_heads, seq_kv, kHeadDim, kBlockKV);
+  Element *q = input(rows * kHeadDim, 1), *k = input(keys * kHeadDim, 2);
+  const TensorMap q_map = encoded(q, batch, heads, seq_q, kHeadDim, 64);
+  const TensorMap k_map = encoded(k, batch, kv_heads, seq_kv, kHeadDim, kBlockKV);
   const Element* v = input(keys * kHeadDimV, 3);
   const Strides v_strides = contiguous(kv_heads, seq_kv, kHeadDimV);
   const int slabs = (seq_kv + kSlabColumns - 1) / kSlabColumns;

@@ -58,7 +58,7 @@
 //   6a818e15  device/schedule.cuh
 //   b274dbf8  device/score_factor.cuh
 //   2e46e33c  device/settled_rows.cuh
-//   e91ba4b4  device/shared_v3.cuh
+//   ee114dd7  device/shared_v3.cuh
 //   2d2dfee3  device/softmax_lazy_e4m3.cuh
 //   17509448  device/span.cuh
 //   db6d7e5a  device/store_tma.cuh
@@ -67,11 +67,11 @@
 //   689d4211  device/turn.cuh
 //   c2706fe3  device/types.cuh
 //   8715e91b  device/weights_e4m3.cuh
-//   80382e28  kernels/v3_fwd.cu
+//   f044ce44  kernels/v3_fwd.cu
 //   454b33f2  parts/constants_v3.cuh
 //   5a818b86  parts/main_arrays.cuh
 //   92b4175b  parts/main_options.cuh
-//   ea7c8b53  parts/main_v3.cu
+//   6ad5c166  parts/main_v3.cu
 //   18bd1382  ptx/bar_sync.cuh
 //   f0e3942d  ptx/clock64.cuh
 //   bdcce3e8  ptx/cp_async_bulk_commit_group.cuh

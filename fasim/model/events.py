@@ -343,15 +343,15 @@ def _v3_step(head: _Head, before: _Step | None, now: _Step | None) -> Iterator[_
         yield from _v3_values(head, before)
         yield from _v3_output(head, before, "lse", "o")
     if now:
-        yield from _each(head, "product", "s", *now[:2], ("s",))
+        finished = ("s", "tile")[: 1 + (now.ends and not head.transposes)]
+        yield from _each(head, "product", "s", *now[:2], finished)
     if now and head.problem.dense:
         yield from _each(head, "load", "bias", *now[:2])
     if behind:
         yield from _v3_values(head, behind)
         yield from _v3_output(head, behind, "lse")
     if now:
-        finished = ("tile",) if now.ends and not head.transposes else ()
-        yield from _each(head, "softmax", "p", *now[:2], finished)
+        yield from _each(head, "softmax", "p", *now[:2])
     if behind:
         yield from _v3_output(head, behind, "o")
 

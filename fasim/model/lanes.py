@@ -106,7 +106,7 @@ class _Block:
         self._until(role, "wait", n, max(there, self.turn))
         self.turn = self.free[role]
         self.tensor = max(self.tensor, self.turn) + self.scores
-        self.ready[role, "s"] = self.left["k"] = self.tensor
+        self.ready[role, "s"] = self.left["k"] = self.left["q"] = self.tensor
         self.done[role, "s"] += 1
 
     def _sum(self, role: str) -> None:
@@ -120,7 +120,6 @@ class _Block:
         self._until(role, "scores", n, self.ready[role, "s"])
         self.mufu = max(self.mufu, self.free[role]) + self.softmax
         self._until(role, "softmax", n, self.mufu)
-        self.left["q"] = self.mufu
         self.done[role, "p"] += 1
         if n > 0:
             self._until(role, "values", n - 1, self.ready[role, "pv"])

@@ -286,13 +286,13 @@ function makeEvents(model) {
     const done = consumersOf(h).map((role, i) => consumerStep(h, make, role, i, before, now));
     if (before) before.v.until = state.freeV[before.n] = last(before.v, done.map(({ pv }) => pv));
     if (now) now.weights = done.map(({ p }) => p);
-    if (now && h.behind) freeKeys(state, now, last(now.k, done.map(({ s }) => s)), last(now.k, now.weights));
-    if (!h.behind && before) freeKeys(state, before, before.v.until, before.v.until);
+    if (now && h.behind) freeKeys(state, now, last(now.k, done.map(({ s }) => s)));
+    if (!h.behind && before) freeKeys(state, before, before.v.until);
   }
 
-  function freeKeys(state, step, keys, queries) {
-    step.k.until = state.freeK[step.n] = keys;
-    if (step.last) step.q.until = queries;
+  function freeKeys(state, step, end) {
+    step.k.until = state.freeK[step.n] = end;
+    if (step.last) step.q.until = end;
   }
 
   // The one place that says in which order a consumer works, as _v3_step in fasim/model/events.py does.

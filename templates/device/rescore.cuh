@@ -1,43 +1,59 @@
 // ---- Scores, again ------------------------------------------------------------------------------
 // 16 rows of one warp against 8 keys, by the instructions that a warp can issue alone: for the rare tile
-// whose scores were overwritten with weights that turned out too large. Its keys have left shared memory
-// by then, as the next ones are not to wait for a softmax: they are read where TMA found them.
+// whose scores were overwritten with weights that turned out too large. Its rows and keys have left shared
+// memory by then, as the next ones are not to wait for a softmax: they are read where TMA found them.
 using FewScores = float[1][1][4];
 
-struct KeyRows {  // of a head, in global memory
+struct HeadRows {  // in global memory
   const Element* first;
   i64 stride;
   int count;
+//% if kernel.pack_gqa
+  i64 head_stride = 0;  // of packed rows, heads fastest
+  int group_log2 = 0;
+//% endif
+
+  // Two columns of a row, or zeros past the last one.
+  __device__ __forceinline__ u32 pair_at(int row, int pair) const {
+//% if kernel.pack_gqa
+    const int head = row & ((1 << group_log2) - 1);
+    const Element* at = first + (row >> group_log2) * stride + head * head_stride;
+//% else
+    const Element* at = first + row * stride;
+//% endif
+    return row < count ? reinterpret_cast<const u32*>(at)[pair] : 0;
+  }
 };
 
-//% if kernel.varlen
-__device__ __forceinline__ KeyRows key_rows(const Element* k, const Strides& strides,
-                                            const Work& work) {
-  const i64 first = work.sequence.k * strides.seq + work.kv_head * strides.head;
-  return {k + first, strides.seq, work.sequence.seq_kv};
+//% set outer = "seq" if kernel.varlen else "batch"
+// Those of a head of a sequence$(", from its first token on" if kernel.varlen).
+__device__ __forceinline__ HeadRows head_rows(const Element* x, const Strides& strides, int $("first" if kernel.varlen else "batch"),
+                                              int head, int count) {
+  const i64 start = $("first" if kernel.varlen else "batch") * strides.$(outer) + head * strides.head;
+  return {x + start, strides.seq, count};
 }
 
-//% else
-__device__ __forceinline__ KeyRows key_rows(const Element* k, const Strides& strides,
-                                            const Work& work, int seq_kv) {
-  const i64 first = work.batch * strides.batch + work.kv_head * strides.head;
-  return {k + first, strides.seq, seq_kv};
+//% if kernel.pack_gqa
+// Packed rows of the heads that share keys.
+__device__ __forceinline__ HeadRows packed_rows(const Element* q, const Strides& strides, int batch,
+                                                int kv_head, int count, int group_log2) {
+  const i64 start = batch * strides.batch + (i64(kv_head) << group_log2) * strides.head;
+  return {q + start, strides.seq, count, strides.head, group_log2};
 }
 
 //% endif
-// Against the keys from `first` on; past the last one are zeros. A row is whole steps of 8 columns: TMA
-// takes no others.
-__device__ __forceinline__ void few_scores(FewScores& s, const SlabTile<64, kSlabs>& q,
-                                           const KeyRows& keys, int first) {
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4, key = first + lane / 4;
-  const u32* row = reinterpret_cast<const u32*>(keys.first + key * keys.stride) + lane % 4;
+// The warp's rows of a tile of queries, which begins at `query`, against the keys from `key` on. A row is
+// whole steps of 8 columns: TMA takes no others.
+__device__ __forceinline__ void few_scores(FewScores& s, const HeadRows& queries, int query,
+                                           const HeadRows& keys, int key) {
+  const int lane = threadIdx.x % 32, row = query + threadIdx.x / 32 * kWarpRows + lane / 4;
 #pragma unroll
   for (int i = 0; i < 4; ++i) s[0][0][i] = 0.f;
 #pragma unroll 1
   for (int step = 0; step < (kHeadDim + 7) / 8; ++step) {
-    const u32 b = key < keys.count ? row[4 * step] : 0;
-    u32 a[2];
-    ptx::ldmatrix_x2(a, chunk_address(q, 16 * warp + lane % 16, step));
+    const int pair = 4 * step + lane % 4;
+    const u32 a[2] = {queries.pair_at(row, pair), queries.pair_at(row + 8, pair)};
+    const u32 b = keys.pair_at(key + lane / 4, pair);
     ptx::mma_m16n8k8_$(ptx_type(kernel.dtype))(s[0][0], a, b);
   }
 }

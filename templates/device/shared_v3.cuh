@@ -57,12 +57,12 @@ static_assert(sizeof(Shared) == kSmemBytes, "shared memory as planned");
 //% if kernel.scaled
 // Every warp arrives by itself.
 //% else
-// A warp arrives for Q, which it may read again by itself, a warpgroup for what only its products read.
+// A warpgroup arrives as one: only its products read these tiles.
 //% endif
 __device__ __forceinline__ void init_barriers(Shared& shared) {
   for (int i = 0; i < kQStages; ++i) {
     ptx::mbarrier_init(&shared.full_q[i], 1);
-    ptx::mbarrier_init(&shared.empty_q[i], 4 * kConsumers);
+    ptx::mbarrier_init(&shared.empty_q[i], $("4 * " if kernel.scaled)kConsumers);
   }
   for (int i = 0; i < kStages; ++i) {
     ptx::mbarrier_init(&shared.full_k[i], 1);

@@ -142,7 +142,6 @@ __device__ __forceinline__ void lower(Scores& s, RowState& row, const Late& late
       s[0][kBlockKV / 8 - 1][i] = next;
     }
   }
-  __syncwarp();  // all lanes have read Q again: a vote would not order that
   add_up(sum, s);
   move_to(row, late, max, scale_log2, !row.settled);
 }

@@ -455,22 +455,28 @@ $(parameters(kernel))) {
 //% else
   const auto weigh_scores = [&](int n, const Late& late) {
     note(kScored, n);
-    if (leads) ptx::mbarrier_arrive(&shared.empty_k[n % kStages]);
+    if (leads) {
+      ptx::mbarrier_arrive(&shared.empty_k[n % kStages]);
+      if (tile == last_tile) ptx::mbarrier_arrive(&shared.empty_q[(round - 1) % kQStages]);
+    }
     finish(s, 0);
 //% if kernel.bias_dtype
     weigh(s, row, late, $(softmax_factor(kernel)));
 //% else
     weigh(s, row, late, $(softmax_factor(kernel)), [&](FewScores& few, int column) {
       const Work& work = shared.works[(round - 1) % kWorks];
-      const auto& q_rows = shared.q[(round - 1) % kQStages][warpgroup];
-      const KeyRows keys = key_rows($(kernel.rescored), $(kernel.rescored)_strides, work$(", seq_kv" if not kernel.varlen));
-      few_scores(few, q_rows, keys, tile * kBlockKV + column);
+      const Span span = span_of(work);
+//% set q, k = kernel.rescored
+//% if kernel.pack_gqa
+      const HeadRows rows = packed_rows($(q), $(q)_strides, work.batch, work.head, span.seq_q, group_log2);
+//% else
+      const HeadRows rows = head_rows($(q), $(q)_strides, work.$("sequence.q" if kernel.varlen else "batch"), work.head, span.seq_q);
+//% endif
+      const HeadRows keys = head_rows($(k), $(k)_strides, work.$("sequence.k" if kernel.varlen else "batch"), work.kv_head, span.seq_kv);
+      few_scores(few, rows, work.first_query, keys, tile * kBlockKV + column);
       finish(few, column);
     });
 //% endif
-    if (tile == last_tile && threadIdx.x % 32 == 0) {
-      ptx::mbarrier_arrive(&shared.empty_q[(round - 1) % kQStages]);
-    }
     note(kWeighed, n);
   };
   const auto start_values_of = [&](int n) {

@@ -130,25 +130,19 @@ int main(int argc, char** argv) {
   Element* q_padded = device_array<Element>(rows * kWide);
   Element* k_padded = device_array<Element>(keys * kWide);
 //% if kernel.rescored
+  const Strides q_padded_strides = contiguous(heads, seq_q, kWide);
   const Strides k_padded_strides = contiguous(kv_heads, seq_kv, kWide);
 //% endif
   const TensorMap q_padded_map = encoded(q_padded, batch, heads, seq_q, kWide, 64);
   const TensorMap k_padded_map = encoded(k_padded, batch, kv_heads, seq_kv, kWide, kBlockKV);
 //% else
-//% if kernel.pack_gqa
-  const TensorMap q_map =
-      encoded(input(rows * kHeadDim, 1), batch, heads, seq_q, kHeadDim, 64, group);
-//% else
-  const TensorMap q_map = encoded(input(rows * kHeadDim, 1), batch, heads, seq_q, kHeadDim, 64);
-//% endif
+  Element *q = input(rows * kHeadDim, 1), *k = input(keys * kHeadDim, 2);
 //% if kernel.rescored
-  Element* k = input(keys * kHeadDim, 2);
+  const Strides q_strides = contiguous(heads, seq_q, kHeadDim);
   const Strides k_strides = contiguous(kv_heads, seq_kv, kHeadDim);
-  const TensorMap k_map = encoded(k, batch, kv_heads, seq_kv, kHeadDim, kBlockKV);
-//% else
-  const TensorMap k_map =
-      encoded(input(keys * kHeadDim, 2), batch, kv_heads, seq_kv, kHeadDim, kBlockKV);
 //% endif
+  const TensorMap q_map = encoded(q, batch, heads, seq_q, kHeadDim, 64$(", group" if kernel.pack_gqa));
+  const TensorMap k_map = encoded(k, batch, kv_heads, seq_kv, kHeadDim, kBlockKV);
 //% endif
 //% if kernel.quantises and kernel.scales != "block"
   float* most = device_array<float>(parts);
