@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fasim import gpu, planner
 from fasim.errors import UsageError
 from fasim.plan import MADE, KernelSpec, Plan, Tile, contiguous_strides, copy_bytes
 from fasim.problem import Problem
@@ -390,6 +391,36 @@ def test_packed_sequences_have_shapes_of_their_own() -> None:
     assert launch.workspaces["o_acc"][0] == (4, 20, problem.head_dim_v)
     assert launch.scalars["q_strides"] == (0, d, 4 * d)
     assert (launch.scalars["longest_q"], launch.scalars["total_q"]) == (9, 20)
+
+
+@pytest.mark.parametrize(
+    ("options", "array", "steps"),
+    [
+        ({}, "k", (2 * 500 * 64, 500 * 64, 64)),
+        ({"varlen": True}, "k", (0, 64, 2 * 64)),
+        ({"head_dim": 33}, "k_padded", (2 * 500 * 40, 500 * 40, 40)),
+        ({"head_dim": 33, "varlen": True}, "k_padded", (0, 40, 2 * 40)),
+        ({"bias": "dense"}, "", ()),
+        ({"bias": "dense", "head_dim": 33}, "", ()),
+        ({"dtype": "e4m3"}, "", ()),
+    ],
+)
+def test_v3_in_16_bits_takes_k_where_tma_finds_it_by_address_too(
+    options: dict[str, Any], array: str, steps: tuple[int, ...]
+) -> None:
+    """The strides are those of the array that the map is of."""
+    shape: dict[str, Any] = {"heads": 4, "kv_heads": 2, "seq": 100, "seq_kv": 500, "head_dim": 64}
+    plan = planner.plan(Problem(**shape | options), gpu.load("h200"), "v3").plan
+    assert plan
+    assert plan.kernel.rescored == array
+    kinds = dict(plan.kernel.arguments)
+    assert len(kinds) == len(plan.kernel.arguments)
+    if array:
+        assert (kinds[array], kinds[f"{array}_strides"]) == ("ptr", "i64x3")
+        assert kinds[f"{array}_map"] == "map"
+        assert plan.launch_for().scalars[f"{array}_strides"] == steps
+    else:
+        assert "k_padded_strides" not in kinds
 
 
 def test_kernels_without_an_option_keep_their_name() -> None:
