@@ -44,7 +44,7 @@
 //   059f47de  device/matmul_wgmma.cuh
 //   06eb1102  device/matrix_descriptor.cuh
 //   772adaad  device/mbarrier.cuh
-//   2fce3914  device/rescore.cuh
+//   3ea675e4  device/rescore.cuh
 //   56ce5a2e  device/rows.cuh
 //   6a818e15  device/schedule.cuh
 //   2e46e33c  device/settled_rows.cuh
@@ -55,7 +55,7 @@
 //   3167b13b  device/timeline.cuh
 //   689d4211  device/turn.cuh
 //   c2706fe3  device/types.cuh
-//   f044ce44  kernels/v3_fwd.cu
+//   989eef78  kernels/v3_fwd.cu
 //   454b33f2  parts/constants_v3.cuh
 //   5a818b86  parts/main_arrays.cuh
 //   92b4175b  parts/main_options.cuh
@@ -99,7 +99,7 @@
 // "fwd", "scale": 0.08838834764831843, "scales": "tensor", "seq": 16, "seq_kv": 8192, "softcap":
 // 0.0, "varlen": false, "window": [-1, -1]}, "schema": "fasim.plan/1", "slots": 132, "smem_bytes":
 // 222208}
-// ---- the rest of the file has sha256 d42eef216c53048dc76b8c45e2ee8c7db2d7f637e8d38b0c30ce8b0d630d8f4e
+// ---- the rest of the file has sha256 c5babab2094a739e69b52634dc1e36e03c3196021a05852eac6c23e56e8fe493
 // FlashAttention-3, forward (Shah et al. 2024, algorithms 1 and 2).
 //
 // A block stays on its SM and works on one tile of queries after the other. One warpgroup, the producer,
@@ -1009,18 +1009,18 @@ struct HeadRows {  // in global memory
   }
 };
 
-// Those of a head of a sequence.
-__device__ __forceinline__ HeadRows head_rows(const Element* x, const Strides& strides, int batch,
-                                              int head, int count) {
-  const i64 start = batch * strides.batch + head * strides.head;
-  return {x + start, strides.seq, count};
+// Those of the heads that share keys.
+__device__ __forceinline__ HeadRows query_rows(const Element* q, const Strides& strides,
+                                               const Work& work, const Span& span) {
+  const i64 head = (i64(work.head) << span.group_log2) * strides.head;
+  return {q + work.batch * strides.batch + head, strides.seq, span.seq_q, strides.head,
+          span.group_log2};
 }
 
-// Packed rows of the heads that share keys.
-__device__ __forceinline__ HeadRows packed_rows(const Element* q, const Strides& strides, int batch,
-                                                int kv_head, int count, int group_log2) {
-  const i64 start = batch * strides.batch + (i64(kv_head) << group_log2) * strides.head;
-  return {q + start, strides.seq, count, strides.head, group_log2};
+__device__ __forceinline__ HeadRows key_rows(const Element* k, const Strides& strides,
+                                             const Work& work, const Span& span) {
+  const i64 head = work.kv_head * strides.head;
+  return {k + work.batch * strides.batch + head, strides.seq, span.seq_kv};
 }
 
 // The warp's rows of a tile of queries, which begins at `query`, against the keys from `key` on. A row is
@@ -1427,10 +1427,9 @@ v3_fwd_sm90a_bf16_d128_causal_packed_2ac106c0(
     finish(s, 0);
     weigh(s, row, late, scale_log2, [&](FewScores& few, int column) {
       const Work& work = shared.works[(round - 1) % kWorks];
-      const HeadRows rows =
-          packed_rows(q, q_strides, work.batch, work.head, span_of(work).seq_q, group_log2);
-      const HeadRows keys = head_rows(k, k_strides, work.batch, work.kv_head, span_of(work).seq_kv);
-      few_scores(few, rows, work.first_query, keys, tile * kBlockKV + column);
+      const Span span = span_of(work);
+      few_scores(few, query_rows(q, q_strides, work, span), work.first_query,
+                 key_rows(k, k_strides, work, span), tile * kBlockKV + column);
       finish(few, column);
     });
     note(kWeighed, n);

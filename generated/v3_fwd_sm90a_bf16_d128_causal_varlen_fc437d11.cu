@@ -44,7 +44,7 @@
 //   059f47de  device/matmul_wgmma.cuh
 //   06eb1102  device/matrix_descriptor.cuh
 //   772adaad  device/mbarrier.cuh
-//   2fce3914  device/rescore.cuh
+//   3ea675e4  device/rescore.cuh
 //   56ce5a2e  device/rows.cuh
 //   6a818e15  device/schedule.cuh
 //   2e46e33c  device/settled_rows.cuh
@@ -57,7 +57,7 @@
 //   689d4211  device/turn.cuh
 //   c2706fe3  device/types.cuh
 //   22b08741  device/varlen.cuh
-//   f044ce44  kernels/v3_fwd.cu
+//   989eef78  kernels/v3_fwd.cu
 //   454b33f2  parts/constants_v3.cuh
 //   5a818b86  parts/main_arrays.cuh
 //   92b4175b  parts/main_options.cuh
@@ -100,7 +100,7 @@
 // "fwd", "scale": 0.08838834764831843, "scales": "tensor", "seq": 4096, "seq_kv": 4096, "softcap":
 // 0.0, "varlen": true, "window": [-1, -1]}, "schema": "fasim.plan/1", "slots": 132, "smem_bytes":
 // 230400}
-// ---- the rest of the file has sha256 7a64f2a2b9fa5195f0529cd14a7510364d9322764a0f5ccdd177f43ee07de6db
+// ---- the rest of the file has sha256 0017a799d96ea8eca59c4863bbe3e3cb273d09183af998ab4b35bc155f81cef1
 // FlashAttention-3, forward (Shah et al. 2024, algorithms 1 and 2).
 //
 // A block stays on its SM and works on one tile of queries after the other. One warpgroup, the producer,
@@ -993,11 +993,16 @@ struct HeadRows {  // in global memory
   }
 };
 
-// Those of a head of a sequence, from its first token on.
-__device__ __forceinline__ HeadRows head_rows(const Element* x, const Strides& strides, int first,
-                                              int head, int count) {
-  const i64 start = first * strides.seq + head * strides.head;
-  return {x + start, strides.seq, count};
+__device__ __forceinline__ HeadRows query_rows(const Element* q, const Strides& strides,
+                                               const Work& work, const Span& span) {
+  const i64 head = work.head * strides.head;
+  return {q + work.sequence.q * strides.seq + head, strides.seq, span.seq_q};
+}
+
+__device__ __forceinline__ HeadRows key_rows(const Element* k, const Strides& strides,
+                                             const Work& work, const Span& span) {
+  const i64 head = work.kv_head * strides.head;
+  return {k + work.sequence.k * strides.seq + head, strides.seq, span.seq_kv};
 }
 
 // The warp's rows of a tile of queries, which begins at `query`, against the keys from `key` on. A row is
@@ -1413,9 +1418,9 @@ v3_fwd_sm90a_bf16_d128_causal_varlen_fc437d11(
     finish(s, 0);
     weigh(s, row, late, scale_log2, [&](FewScores& few, int column) {
       const Work& work = shared.works[(round - 1) % kWorks];
-      const HeadRows rows = head_rows(q, q_strides, work.sequence.q, work.head, span_of(work).seq_q);
-      const HeadRows keys = head_rows(k, k_strides, work.sequence.k, work.kv_head, span_of(work).seq_kv);
-      few_scores(few, rows, work.first_query, keys, tile * kBlockKV + column);
+      const Span span = span_of(work);
+      few_scores(few, query_rows(q, q_strides, work, span), work.first_query,
+                 key_rows(k, k_strides, work, span), tile * kBlockKV + column);
       finish(few, column);
     });
     note(kWeighed, n);

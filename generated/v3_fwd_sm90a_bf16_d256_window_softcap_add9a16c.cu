@@ -44,7 +44,7 @@
 //   059f47de  device/matmul_wgmma.cuh
 //   06eb1102  device/matrix_descriptor.cuh
 //   772adaad  device/mbarrier.cuh
-//   2fce3914  device/rescore.cuh
+//   3ea675e4  device/rescore.cuh
 //   56ce5a2e  device/rows.cuh
 //   6a818e15  device/schedule.cuh
 //   23af4307  device/score.cuh
@@ -57,7 +57,7 @@
 //   3167b13b  device/timeline.cuh
 //   689d4211  device/turn.cuh
 //   c2706fe3  device/types.cuh
-//   f044ce44  kernels/v3_fwd.cu
+//   989eef78  kernels/v3_fwd.cu
 //   454b33f2  parts/constants_v3.cuh
 //   5a818b86  parts/main_arrays.cuh
 //   92b4175b  parts/main_options.cuh
@@ -101,7 +101,7 @@
 // "fwd", "scale": 0.0625, "scales": "tensor", "seq": 8192, "seq_kv": 8192, "softcap": 50.0,
 // "varlen": false, "window": [4095, 0]}, "schema": "fasim.plan/1", "slots": 132, "smem_bytes":
 // 230400}
-// ---- the rest of the file has sha256 6b1c444f7361a25b7d32f7c907722dd51b462bdf09dce5765bcceddc8b925588
+// ---- the rest of the file has sha256 16ccd5b95db75e0a0509cfb49578479689b342815268a4fee8744a3fb7ef437b
 // FlashAttention-3, forward (Shah et al. 2024, algorithms 1 and 2).
 //
 // A block stays on its SM and works on one tile of queries after the other. One warpgroup, the producer,
@@ -1027,11 +1027,16 @@ struct HeadRows {  // in global memory
   }
 };
 
-// Those of a head of a sequence.
-__device__ __forceinline__ HeadRows head_rows(const Element* x, const Strides& strides, int batch,
-                                              int head, int count) {
-  const i64 start = batch * strides.batch + head * strides.head;
-  return {x + start, strides.seq, count};
+__device__ __forceinline__ HeadRows query_rows(const Element* q, const Strides& strides,
+                                               const Work& work, const Span& span) {
+  const i64 head = work.head * strides.head;
+  return {q + work.batch * strides.batch + head, strides.seq, span.seq_q};
+}
+
+__device__ __forceinline__ HeadRows key_rows(const Element* k, const Strides& strides,
+                                             const Work& work, const Span& span) {
+  const i64 head = work.kv_head * strides.head;
+  return {k + work.batch * strides.batch + head, strides.seq, span.seq_kv};
 }
 
 // The warp's rows of a tile of queries, which begins at `query`, against the keys from `key` on. A row is
@@ -1438,9 +1443,9 @@ v3_fwd_sm90a_bf16_d256_window_softcap_add9a16c(
     finish(s, 0);
     weigh(s, row, late, 1.f, [&](FewScores& few, int column) {
       const Work& work = shared.works[(round - 1) % kWorks];
-      const HeadRows rows = head_rows(q, q_strides, work.batch, work.head, span_of(work).seq_q);
-      const HeadRows keys = head_rows(k, k_strides, work.batch, work.kv_head, span_of(work).seq_kv);
-      few_scores(few, rows, work.first_query, keys, tile * kBlockKV + column);
+      const Span span = span_of(work);
+      few_scores(few, query_rows(q, q_strides, work, span), work.first_query,
+                 key_rows(k, k_strides, work, span), tile * kBlockKV + column);
       finish(few, column);
     });
     note(kWeighed, n);

@@ -56,7 +56,7 @@
 //   06eb1102  device/matrix_descriptor.cuh
 //   772adaad  device/mbarrier.cuh
 //   625b887b  device/pad_rows.cuh
-//   2fce3914  device/rescore.cuh
+//   3ea675e4  device/rescore.cuh
 //   56ce5a2e  device/rows.cuh
 //   6a818e15  device/schedule.cuh
 //   2e46e33c  device/settled_rows.cuh
@@ -68,7 +68,7 @@
 //   3167b13b  device/timeline.cuh
 //   689d4211  device/turn.cuh
 //   c2706fe3  device/types.cuh
-//   f044ce44  kernels/v3_fwd.cu
+//   989eef78  kernels/v3_fwd.cu
 //   454b33f2  parts/constants_v3.cuh
 //   5a818b86  parts/main_arrays.cuh
 //   92b4175b  parts/main_options.cuh
@@ -111,7 +111,7 @@
 // "fwd", "scale": 0.17407765595569785, "scales": "tensor", "seq": 1000, "seq_kv": 1000, "softcap":
 // 0.0, "varlen": false, "window": [-1, -1]}, "schema": "fasim.plan/1", "slots": 132, "smem_bytes":
 // 160768}
-// ---- the rest of the file has sha256 386b843066ba046d0912eb291ccd2d5bb10779a94537bc609d44872c9a839c18
+// ---- the rest of the file has sha256 4388d5e5a4351ab17848cdb9d8b9dcc7610f24a9c1cadb0c31afb3a51164ba68
 // FlashAttention-3, forward (Shah et al. 2024, algorithms 1 and 2).
 //
 // A block stays on its SM and works on one tile of queries after the other. One warpgroup, the producer,
@@ -962,11 +962,16 @@ struct HeadRows {  // in global memory
   }
 };
 
-// Those of a head of a sequence.
-__device__ __forceinline__ HeadRows head_rows(const Element* x, const Strides& strides, int batch,
-                                              int head, int count) {
-  const i64 start = batch * strides.batch + head * strides.head;
-  return {x + start, strides.seq, count};
+__device__ __forceinline__ HeadRows query_rows(const Element* q, const Strides& strides,
+                                               const Work& work, const Span& span) {
+  const i64 head = work.head * strides.head;
+  return {q + work.batch * strides.batch + head, strides.seq, span.seq_q};
+}
+
+__device__ __forceinline__ HeadRows key_rows(const Element* k, const Strides& strides,
+                                             const Work& work, const Span& span) {
+  const i64 head = work.kv_head * strides.head;
+  return {k + work.batch * strides.batch + head, strides.seq, span.seq_kv};
 }
 
 // The warp's rows of a tile of queries, which begins at `query`, against the keys from `key` on. A row is
@@ -1458,9 +1463,9 @@ v3_fwd_sm90a_bf16_d33_full_8560c225(
     finish(s, 0);
     weigh(s, row, late, scale_log2, [&](FewScores& few, int column) {
       const Work& work = shared.works[(round - 1) % kWorks];
-      const HeadRows rows = head_rows(q_padded, q_padded_strides, work.batch, work.head, span_of(work).seq_q);
-      const HeadRows keys = head_rows(k_padded, k_padded_strides, work.batch, work.kv_head, span_of(work).seq_kv);
-      few_scores(few, rows, work.first_query, keys, tile * kBlockKV + column);
+      const Span span = span_of(work);
+      few_scores(few, query_rows(q_padded, q_padded_strides, work, span), work.first_query,
+                 key_rows(k_padded, k_padded_strides, work, span), tile * kBlockKV + column);
       finish(few, column);
     });
     note(kWeighed, n);

@@ -44,7 +44,7 @@
 //   059f47de  device/matmul_wgmma.cuh
 //   06eb1102  device/matrix_descriptor.cuh
 //   772adaad  device/mbarrier.cuh
-//   2fce3914  device/rescore.cuh
+//   3ea675e4  device/rescore.cuh
 //   56ce5a2e  device/rows.cuh
 //   6a818e15  device/schedule.cuh
 //   2e46e33c  device/settled_rows.cuh
@@ -56,7 +56,7 @@
 //   3167b13b  device/timeline.cuh
 //   689d4211  device/turn.cuh
 //   c2706fe3  device/types.cuh
-//   f044ce44  kernels/v3_fwd.cu
+//   989eef78  kernels/v3_fwd.cu
 //   454b33f2  parts/constants_v3.cuh
 //   5a818b86  parts/main_arrays.cuh
 //   92b4175b  parts/main_options.cuh
@@ -98,7 +98,7 @@
 // "head_dim_v": 64, "heads": 16, "incoherent": false, "kv_heads": 16, "out_dtype": "bf16", "pass":
 // "fwd", "scale": 0.125, "scales": "tensor", "seq": 512, "seq_kv": 512, "softcap": 0.0, "varlen":
 // false, "window": [-1, -1]}, "schema": "fasim.plan/1", "slots": 396, "smem_bytes": 74752}
-// ---- the rest of the file has sha256 7fbd1b4a535f0b02a8d6d36abf5297484f29f4202d4f52213ef68e85677a10c3
+// ---- the rest of the file has sha256 a2653afd436fee173ccceeeda1be482239503e6e02d1fecd99d0c1c9cef25f00
 // FlashAttention-3, forward (Shah et al. 2024, algorithms 1 and 2).
 //
 // A block stays on its SM and works on one tile of queries after the other. One warpgroup, the producer,
@@ -941,11 +941,16 @@ struct HeadRows {  // in global memory
   }
 };
 
-// Those of a head of a sequence.
-__device__ __forceinline__ HeadRows head_rows(const Element* x, const Strides& strides, int batch,
-                                              int head, int count) {
-  const i64 start = batch * strides.batch + head * strides.head;
-  return {x + start, strides.seq, count};
+__device__ __forceinline__ HeadRows query_rows(const Element* q, const Strides& strides,
+                                               const Work& work, const Span& span) {
+  const i64 head = work.head * strides.head;
+  return {q + work.batch * strides.batch + head, strides.seq, span.seq_q};
+}
+
+__device__ __forceinline__ HeadRows key_rows(const Element* k, const Strides& strides,
+                                             const Work& work, const Span& span) {
+  const i64 head = work.kv_head * strides.head;
+  return {k + work.batch * strides.batch + head, strides.seq, span.seq_kv};
 }
 
 // The warp's rows of a tile of queries, which begins at `query`, against the keys from `key` on. A row is
@@ -1349,9 +1354,9 @@ v3_fwd_sm90a_bf16_d64_causal_e84bfd20(
     finish(s, 0);
     weigh(s, row, late, scale_log2, [&](FewScores& few, int column) {
       const Work& work = shared.works[(round - 1) % kWorks];
-      const HeadRows rows = head_rows(q, q_strides, work.batch, work.head, span_of(work).seq_q);
-      const HeadRows keys = head_rows(k, k_strides, work.batch, work.kv_head, span_of(work).seq_kv);
-      few_scores(few, rows, work.first_query, keys, tile * kBlockKV + column);
+      const Span span = span_of(work);
+      few_scores(few, query_rows(q, q_strides, work, span), work.first_query,
+                 key_rows(k, k_strides, work, span), tile * kBlockKV + column);
       finish(few, column);
     });
     note(kWeighed, n);

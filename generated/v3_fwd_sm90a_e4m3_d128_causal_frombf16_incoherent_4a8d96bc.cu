@@ -67,7 +67,7 @@
 //   689d4211  device/turn.cuh
 //   c2706fe3  device/types.cuh
 //   8715e91b  device/weights_e4m3.cuh
-//   f044ce44  kernels/v3_fwd.cu
+//   989eef78  kernels/v3_fwd.cu
 //   454b33f2  parts/constants_v3.cuh
 //   5a818b86  parts/main_arrays.cuh
 //   92b4175b  parts/main_options.cuh

@@ -25,23 +25,31 @@ struct HeadRows {  // in global memory
   }
 };
 
+//% set first = "work.sequence." if kernel.varlen else "work.batch"
 //% set outer = "seq" if kernel.varlen else "batch"
-// Those of a head of a sequence$(", from its first token on" if kernel.varlen).
-__device__ __forceinline__ HeadRows head_rows(const Element* x, const Strides& strides, int $("first" if kernel.varlen else "batch"),
-                                              int head, int count) {
-  const i64 start = $("first" if kernel.varlen else "batch") * strides.$(outer) + head * strides.head;
-  return {x + start, strides.seq, count};
+//% if kernel.pack_gqa
+// Those of the heads that share keys.
+__device__ __forceinline__ HeadRows query_rows(const Element* q, const Strides& strides,
+                                               const Work& work, const Span& span) {
+  const i64 head = (i64(work.head) << span.group_log2) * strides.head;
+  return {q + work.batch * strides.batch + head, strides.seq, span.seq_q, strides.head,
+          span.group_log2};
 }
 
-//% if kernel.pack_gqa
-// Packed rows of the heads that share keys.
-__device__ __forceinline__ HeadRows packed_rows(const Element* q, const Strides& strides, int batch,
-                                                int kv_head, int count, int group_log2) {
-  const i64 start = batch * strides.batch + (i64(kv_head) << group_log2) * strides.head;
-  return {q + start, strides.seq, count, strides.head, group_log2};
+//% else
+__device__ __forceinline__ HeadRows query_rows(const Element* q, const Strides& strides,
+                                               const Work& work, const Span& span) {
+  const i64 head = work.head * strides.head;
+  return {q + $(first)$("q" if kernel.varlen) * strides.$(outer) + head, strides.seq, span.seq_q};
 }
 
 //% endif
+__device__ __forceinline__ HeadRows key_rows(const Element* k, const Strides& strides,
+                                             const Work& work, const Span& span) {
+  const i64 head = work.kv_head * strides.head;
+  return {k + $(first)$("k" if kernel.varlen) * strides.$(outer) + head, strides.seq, span.seq_kv};
+}
+
 // The warp's rows of a tile of queries, which begins at `query`, against the keys from `key` on. A row is
 // whole steps of 8 columns: TMA takes no others.
 __device__ __forceinline__ void few_scores(FewScores& s, const HeadRows& queries, int query,

@@ -467,13 +467,8 @@ $(parameters(kernel))) {
       const Work& work = shared.works[(round - 1) % kWorks];
       const Span span = span_of(work);
 //% set q, k = kernel.rescored
-//% if kernel.pack_gqa
-      const HeadRows rows = packed_rows($(q), $(q)_strides, work.batch, work.head, span.seq_q, group_log2);
-//% else
-      const HeadRows rows = head_rows($(q), $(q)_strides, work.$("sequence.q" if kernel.varlen else "batch"), work.head, span.seq_q);
-//% endif
-      const HeadRows keys = head_rows($(k), $(k)_strides, work.$("sequence.k" if kernel.varlen else "batch"), work.kv_head, span.seq_kv);
-      few_scores(few, rows, work.first_query, keys, tile * kBlockKV + column);
+      few_scores(few, query_rows($(q), $(q)_strides, work, span), work.first_query,
+                 key_rows($(k), $(k)_strides, work, span), tile * kBlockKV + column);
       finish(few, column);
     });
 //% endif

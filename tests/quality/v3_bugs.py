@@ -40,6 +40,7 @@ KERNELS = {
     "varlen": Problem(**BF16, causal=True, varlen=True),
     "packed": Problem(**BF16, causal=True),
     "again": Problem(**BF16, causal=True),
+    "again packed": Problem(**BF16, causal=True),
     "again varlen": Problem(**BF16, causal=True, varlen=True),
     "again wide": Problem(**{**BF16, "head_dim": 33}),  # rows of K are copied to wider ones
 }
@@ -82,7 +83,7 @@ class Bug:
 
 @cache
 def kernel_of(name: str) -> Kernel:
-    form = "packed" if name == "packed" else ""
+    form = "packed" if name.endswith("packed") else ""
     plan = planner.plan(KERNELS[name], load("h200"), "v3", tile=TILE, form=form).plan
     assert plan
     kernel = render(replace(plan, slots=1))
@@ -126,8 +127,10 @@ V_RELEASE = "    if (leads) ptx::mbarrier_arrive(&shared.empty_v[n % kStages]);\
 SUMMED = "    note(kSummed, n);\n"
 O_WAIT = "    finish_products<0>(o);  // here all warps wait, whether their rows move or not\n"
 FOLLOW = SUMMED + "    follow(row, o, late, scale_log2);\n"
-K_RELEASE = "    if (leads) ptx::mbarrier_arrive(&shared.empty_k[n % kStages]);\n"
-Q_RELEASE = "      ptx::mbarrier_arrive(&shared.empty_q[(round - 1) % kQStages]);\n"
+K_RELEASE = "      ptx::mbarrier_arrive(&shared.empty_k[n % kStages]);\n"
+Q_RELEASE = (
+    "      if (tile == last_tile) ptx::mbarrier_arrive(&shared.empty_q[(round - 1) % kQStages]);\n"
+)
 READ = (
     "    if (leads) ptx::cp_async_bulk_wait_group_read<0>();"
     "  // what lay here before has been read\n"
@@ -203,11 +206,10 @@ BARRIERS = (
         (*EARLY, "deadlock"),
     ),
     Bug(
-        "Q waits for one warp of a warpgroup",
-        "ptx::mbarrier_init(&shared.empty_q[i], 4 * kConsumers);",
+        "Q waits for one warpgroup only",
         "ptx::mbarrier_init(&shared.empty_q[i], kConsumers);",
+        "ptx::mbarrier_init(&shared.empty_q[i], 1);",
         (*EARLY, "deadlock"),
-        "again",
     ),
     Bug(
         "empty waits for one warpgroup too many",
@@ -522,12 +524,12 @@ SCHEDULE = (
         (WRITTEN, RIGHT),
     ),
     Bug(
-        "a warp tells of Q before its lanes have read it again",
-        "  __syncwarp();  // all lanes have read Q again: a vote would not order that\n",
-        "",
-        "stage still read",
-        "again",
-        replace(PLAIN, seq=700, seq_kv=20),
+        "Q is given back with all tiles of keys",
+        "      if (tile == last_tile) ptx::mbarrier_arrive(&shared.empty_q",
+        "      ptx::mbarrier_arrive(&shared.empty_q",
+        EARLY,
+        "causal",
+        replace(PLAIN, seq=700),
     ),
     Bug(
         "works are forgotten too early",
@@ -663,9 +665,9 @@ GROUPED = (
 
 AGAIN = (
     Bug(
-        "keys past the last are read again",
-        "key < keys.count ? row[4 * step] : 0",
-        "row[4 * step]",
+        "rows past the last are read again",
+        "return row < count ? reinterpret_cast<const u32*>(at)[pair] : 0;",
+        "return reinterpret_cast<const u32*>(at)[pair];",
         "out of bounds",
         "again",
         GROUPS,
@@ -680,8 +682,8 @@ AGAIN = (
     ),
     Bug(
         "all lanes of a quad read the same columns again",
-        " + key * keys.stride) + lane % 4;",
-        " + key * keys.stride);",
+        "const int pair = 4 * step + lane % 4;",
+        "const int pair = 4 * step;",
         RIGHT,
         "again",
         GROUPS,
@@ -696,8 +698,8 @@ AGAIN = (
     ),
     Bug(
         "K is read again as if its rows were packed",
-        "return {k + first, strides.seq,",
-        "return {k + first, kHeadDim,",
+        "* strides.batch + head, strides.seq, span.seq_kv",
+        "* strides.batch + head, kHeadDim, span.seq_kv",
         ("out of bounds", RIGHT),
         "again",
         GROUPS,
@@ -712,35 +714,59 @@ AGAIN = (
     ),
     Bug(
         "K is read again from the first of the batch",
-        "work.batch * strides.batch + ",
-        "",
+        "k + work.batch * strides.batch",
+        "k + 0 * strides.batch",
         RIGHT,
         "again",
         GROUPS,
     ),
     Bug(
         "K is read again from the first sequence",
-        "work.sequence.k * strides.seq + ",
-        "",
+        "k + work.sequence.k * strides.seq",
+        "k + 0 * strides.seq",
         PACKED,
         "again varlen",
         replace(GROUPS, batch=4),
     ),
     Bug(
         "wider rows of K are read again as if they were not",
-        "key_rows(k_padded, k_padded_strides,",
-        "key_rows(k_padded, k_strides,",
+        "key_rows(k_padded, k_padded_strides, work",
+        "key_rows(k_padded, k_strides, work",
         ("out of bounds", "misaligned access", RIGHT),
         "again wide",
         GROUPS,
     ),
     Bug(
         "the work before is scored again",
-        "const Work& work = shared.works[(round - 1) % kWorks];\n      const auto& q_rows",
-        "const Work& work = shared.works[(round - 2) % kWorks];\n      const auto& q_rows",
+        "const Work& work = shared.works[(round - 1) % kWorks];\n      const Span span",
+        "const Work& work = shared.works[(round - 2) % kWorks];\n      const Span span",
         ("out of bounds", "uninitialised read", "race", RIGHT),
         "again",
         GROUPS,
+    ),
+    Bug(
+        "Q is read again from the tile's first rows",
+        "row = query + threadIdx.x / 32 * kWarpRows + lane / 4;",
+        "row = query + lane / 4;",
+        RIGHT,
+        "again",
+        GROUPS,
+    ),
+    Bug(
+        "Q is read again from the first of the batch",
+        "q + work.batch * strides.batch",
+        "q + 0 * strides.batch",
+        RIGHT,
+        "again",
+        GROUPS,
+    ),
+    Bug(
+        "packed rows are read again as if heads were neighbours",
+        "head * head_stride;",
+        "head * stride;",
+        ("out of bounds", RIGHT),
+        "again packed",
+        FOURS,
     ),
 )
 
