@@ -524,14 +524,6 @@ SCHEDULE = (
         (WRITTEN, RIGHT),
     ),
     Bug(
-        "Q is given back with all tiles of keys",
-        "      if (tile == last_tile) ptx::mbarrier_arrive(&shared.empty_q",
-        "      ptx::mbarrier_arrive(&shared.empty_q",
-        EARLY,
-        "causal",
-        replace(PLAIN, seq=700),
-    ),
-    Bug(
         "works are forgotten too early",
         "constexpr int kWorks = 4;",
         "constexpr int kWorks = 1;",

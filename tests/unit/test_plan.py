@@ -394,31 +394,32 @@ def test_packed_sequences_have_shapes_of_their_own() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "array", "steps"),
+    ("options", "arrays", "steps"),
     [
-        ({}, "k", (2 * 500 * 64, 500 * 64, 64)),
-        ({"varlen": True}, "k", (0, 64, 2 * 64)),
-        ({"head_dim": 33}, "k_padded", (2 * 500 * 40, 500 * 40, 40)),
-        ({"head_dim": 33, "varlen": True}, "k_padded", (0, 40, 2 * 40)),
-        ({"bias": "dense"}, "", ()),
-        ({"bias": "dense", "head_dim": 33}, "", ()),
-        ({"dtype": "e4m3"}, "", ()),
+        ({}, ("q", "k"), (2 * 500 * 64, 500 * 64, 64)),
+        ({"varlen": True}, ("q", "k"), (0, 64, 2 * 64)),
+        ({"head_dim": 33}, ("q_padded", "k_padded"), (2 * 500 * 40, 500 * 40, 40)),
+        ({"head_dim": 33, "varlen": True}, ("q_padded", "k_padded"), (0, 40, 2 * 40)),
+        ({"bias": "dense"}, (), ()),
+        ({"bias": "dense", "head_dim": 33}, (), ()),
+        ({"dtype": "e4m3"}, (), ()),
     ],
 )
-def test_v3_in_16_bits_takes_k_where_tma_finds_it_by_address_too(
-    options: dict[str, Any], array: str, steps: tuple[int, ...]
+def test_v3_in_16_bits_takes_q_and_k_where_tma_finds_them_by_address_too(
+    options: dict[str, Any], arrays: tuple[str, ...], steps: tuple[int, ...]
 ) -> None:
-    """The strides are those of the array that the map is of."""
+    """The strides are those of the array that the map is of; ``steps`` are K's."""
     shape: dict[str, Any] = {"heads": 4, "kv_heads": 2, "seq": 100, "seq_kv": 500, "head_dim": 64}
     plan = planner.plan(Problem(**shape | options), gpu.load("h200"), "v3").plan
     assert plan
-    assert plan.kernel.rescored == array
+    assert plan.kernel.rescored == arrays
     kinds = dict(plan.kernel.arguments)
     assert len(kinds) == len(plan.kernel.arguments)
-    if array:
+    for array in arrays:
         assert (kinds[array], kinds[f"{array}_strides"]) == ("ptr", "i64x3")
         assert kinds[f"{array}_map"] == "map"
-        assert plan.launch_for().scalars[f"{array}_strides"] == steps
+    if arrays:
+        assert plan.launch_for().scalars[f"{arrays[1]}_strides"] == steps
     else:
         assert "k_padded_strides" not in kinds
 
