@@ -44,6 +44,7 @@ from fasim.plan import (
     WARP,
     WARPGROUP,
     Tile,
+    keeps_q,
     slabs,
     v3_layout,
     v3_value_rows,
@@ -199,10 +200,10 @@ def _v2_smem(case: _Case) -> Iterator[Part]:
 def _v3_smem(case: _Case) -> Iterator[Part]:
     p, tile = case.problem, case.tile
     d = slabs(p.head_dim, p.dtype)
-    count, parts = v3_layout(p, tile)
+    count, parts, more_keys = v3_layout(p, tile)
     yield _product("tiles of Q, in slabs of 128 bytes", count, tile.block_q, d, SLAB_BYTES)
     yield _product("O on its way out", tile.block_q, slabs(p.head_dim_v) // parts, SLAB_BYTES)
-    yield _product("stages of K", tile.stages, tile.block_kv, d, SLAB_BYTES)
+    yield _product("stages of K", tile.stages + more_keys, tile.block_kv, d, SLAB_BYTES)
     yield _product("stages of V", tile.stages, v3_value_rows(p, tile), SLAB_BYTES)
     yield _product("barriers, factors of rows, alignment", V3_TAIL_BYTES)
 
@@ -482,7 +483,7 @@ def _v1_taken(case: _Case) -> tuple[str, int]:
 
 
 def _v3_fwd_registers(case: _Case) -> Iterator[Part]:
-    _, dv, e = case.dims
+    d, dv, e = case.dims
     keys = case.tile.block_kv
     scaled = case.problem.dtype == "e4m3"
     yield _scores_or_sums(case) if scaled else Part("S, fp32", f"{keys} keys / 2", keys // 2)
@@ -490,6 +491,8 @@ def _v3_fwd_registers(case: _Case) -> Iterator[Part]:
     if scaled:
         yield Part("sums of rounded weights", "", ROUNDED_SUMS)
     yield Part("P", f"{keys} keys x {e} / 8", keys * e // 8)
+    if keeps_q(case.problem, case.tile):
+        yield Part("Q, kept", f"{d} / 4", d // 4)
     options = footprint.v3_option_registers(case.problem, case.tiles).items()
     yield from (Part(name, "", int(kept[0])) for name, kept in options if kept[0])
     yield Part("the rest", "", E4M3_BASE if scaled else V3_BASE)

@@ -12,7 +12,7 @@ import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from fasim.errors import UsageError
 from fasim.problem import DTYPE_BYTES, QUANTISED, Problem
@@ -97,6 +97,9 @@ LEAST_QUERY_STEP = {"fp32": 8, "fp16": 16, "bf16": 16}  # for each 16 keys of th
 # V3: warps of a group that multiplies together, and the rows it multiplies; threads of the group
 # that loads; columns of a tile's slabs, rows of 128 bytes; the most shared memory of a block.
 WARPGROUP, WARPGROUP_ROWS, LOADER_THREADS = 4, 64, 128
+# V3's consumers that keep Q: registers of each beside S, P, O and Q, those that an option may take
+# besides, and all that two of them have.
+KEPT_BASE, KEPT_OPTION, MOST_KEPT = 32, 12, 240
 # V3's thread blocks on an SM, by their consumer warpgroups: those of one come in threes.
 V3_BLOCKS = {1: 3, 2: 1, 3: 1}
 SLAB_BYTES, HOPPER_SMEM = 128, 232448
@@ -1151,30 +1154,53 @@ def slabs(head_dim: int, dtype: str = "fp16") -> int:
     return math.ceil(head_dim * DTYPE_BYTES[dtype] / SLAB_BYTES)
 
 
-def v3_layouts(work: KernelSpec | Problem) -> list[tuple[int, int]]:
-    """(tiles of Q, parts in which O leaves) in the order of preference; the first that fits is
-    taken: a second Q hides where the next tile comes from, parts of O wait for each other. In e4m3
-    the second Q comes first, as O leaves before the next products start."""
+def keeps_q(work: KernelSpec | Problem, tile: Any) -> Any:
+    """Whether V3's consumers keep their rows of Q in registers: two in 16 bits that have them left
+    beside S, P and O. ``tile`` may be a Tile or arrays of what it holds."""
+    if work.dtype == "e4m3" or work.bias not in ("none", "alibi"):
+        return tile.warps < 0
+    options = (work.mask == "window") + (work.bias == "alibi") + work.varlen
+    rows = padded(work.head_dim_v) // 2 + padded(work.head_dim) // 4
+    needed = tile.block_kv * 3 // 4 + rows + KEPT_BASE + KEPT_OPTION * options
+    return (tile.warps == 2 * WARPGROUP) & (needed <= MOST_KEPT)
+
+
+class V3Layout(NamedTuple):
+    """What V3 has in shared memory: tiles of Q, parts in which O leaves, and stages of K beside
+    those of V."""
+
+    q_stages: int
+    parts: int
+    more_keys: int = 0
+
+
+def v3_layouts(work: KernelSpec | Problem, kept: bool) -> list[V3Layout]:
+    """In the order of preference; the first that fits is taken. A second Q hides where the next
+    tile comes from; where registers keep Q one is enough, and its place serves another K, which is
+    awaited more than V. Parts of O wait for each other. In e4m3 the second Q comes first, as O
+    leaves before the next products start."""
     count = slabs(work.head_dim_v)
     parts = [n for n in range(2, count + 1) if count % n == 0]
-    in_parts = [(2, n) for n in parts if work.dtype == "e4m3"]
-    return [(2, 1), *in_parts, (1, 1), *((1, n) for n in parts)]
+    first = [V3Layout(1, 1, 1)] if kept else [V3Layout(2, 1)]
+    in_parts = [V3Layout(2, n) for n in parts if work.dtype == "e4m3"]
+    return [*first, *in_parts, V3Layout(1, 1), *(V3Layout(1, n) for n in parts)]
 
 
-def v3_layout(work: KernelSpec | Problem, tile: Tile) -> tuple[int, int]:
+def v3_layout(work: KernelSpec | Problem, tile: Tile) -> V3Layout:
     """The one of a kernel or a problem."""
-    choices = v3_layouts(work)
-    fitting = (choice for choice in choices if v3_smem(work, tile, *choice) <= HOPPER_SMEM)
+    choices = v3_layouts(work, keeps_q(work, tile))
+    fitting = (choice for choice in choices if v3_smem(work, tile, choice) <= HOPPER_SMEM)
     return next(fitting, choices[-1])
 
 
-def v3_smem(work: KernelSpec | Problem, tile: Any, q_stages: int, parts: int) -> Any:
+def v3_smem(work: KernelSpec | Problem, tile: Any, layout: V3Layout) -> Any:
     """Bytes of V3's shared memory: tiles of Q, O in 16 bits or a part of it, stages of K and V.
     ``tile`` may be a Tile or arrays of what it holds."""
     d = slabs(work.head_dim, work.dtype)
-    rows = tile.block_q * (q_stages * d + slabs(work.head_dim_v) // parts)
-    keys = tile.stages * (tile.block_kv * d + v3_value_rows(work, tile))
-    return (rows + keys) * SLAB_BYTES + V3_TAIL_BYTES
+    rows = tile.block_q * (layout.q_stages * d + slabs(work.head_dim_v) // layout.parts)
+    keys = (tile.stages + layout.more_keys) * tile.block_kv * d
+    values = tile.stages * v3_value_rows(work, tile)
+    return (rows + keys + values) * SLAB_BYTES + V3_TAIL_BYTES
 
 
 def v3_value_rows(work: KernelSpec | Problem, tile: Any) -> Any:

@@ -37,7 +37,9 @@ from fasim.plan import (
     KernelSpec,
     Plan,
     Tile,
+    V3Layout,
     columns_at_once,
+    keeps_q,
     padded,
     slabs,
     transposed_rows,
@@ -199,12 +201,12 @@ def _v3_tiles(plan: Plan) -> dict[str, int]:
     d = SLAB_BYTES * slabs(kernel.head_dim, kernel.dtype)
     of_o = SLAB_BYTES * slabs(kernel.head_dim_v)  # in 16 bits
     of_v = SLAB_BYTES * v3_value_rows(kernel, tile)
-    count, parts = v3_layout(kernel, tile)
+    count, parts, more_keys = v3_layout(kernel, tile)
     rows = {f"Q, slot {i}": tile.block_q * d for i in range(count)}
     rows["O on its way out" if parts == 1 else f"1/{parts} of O on its way out"] = (
         tile.block_q * of_o // parts
     )
-    rows |= {f"K, slot {i}": tile.block_kv * d for i in range(tile.stages)}
+    rows |= {f"K, slot {i}": tile.block_kv * d for i in range(tile.stages + more_keys)}
     rows |= {f"V, slot {i}": of_v for i in range(tile.stages)}
     return rows | {"barriers, factors of rows, works": plan.smem_bytes - sum(rows.values())}
 
@@ -391,7 +393,8 @@ def v3_instructions(kernel: KernelSpec) -> tuple[str, ...]:
         return rounding
     if kernel.scaled:
         return ("ldmatrix_x4", "ldmatrix_x2", "mma_m16n8k32_e4m3", *rounding)
-    return (f"mma_m16n8k8_{PTX_TYPES[kernel.dtype]}", *rounding)
+    taken = ("ldmatrix_x4",) * q_is_kept(kernel)
+    return (*taken, f"mma_m16n8k8_{PTX_TYPES[kernel.dtype]}", *rounding)
 
 
 def map_of(kernel: KernelSpec, tensor: str) -> str:
@@ -431,6 +434,12 @@ def quantising(kernel: KernelSpec) -> tuple[tuple[str, str], ...]:
     """The kernels that make e4m3, and the variables with their grids where a file runs itself."""
     stages = ("largest", "parts"), ("scales", "factors"), ("quantise", "parts")
     return stages[2 if kernel.scales == "block" else 0 :] if kernel.quantises else ()
+
+
+def products_of_registers(kernel: KernelSpec) -> tuple[int, ...]:
+    """Columns of V3's products whose left operand registers hold: P V, and S where Q is kept."""
+    scores = (kernel.tile.block_kv,) if q_is_kept(kernel) else ()
+    return tuple(dict.fromkeys((*scores, *value_columns(kernel))))
 
 
 def value_columns(kernel: KernelSpec) -> tuple[int, ...]:
@@ -500,14 +509,14 @@ def warp_sees(kernel: KernelSpec) -> str:
     return f"sizeof(Element) == 4 || ({sees})" if kernel.dtype == "fp32" else sees
 
 
-def q_stages(kernel: KernelSpec) -> int:
-    """Tiles of Q that V3 has in shared memory."""
-    return v3_layout(kernel, kernel.tile)[0]
+def layout(kernel: KernelSpec) -> V3Layout:
+    """Of V3's shared memory."""
+    return v3_layout(kernel, kernel.tile)
 
 
-def output_parts(kernel: KernelSpec) -> int:
-    """Parts in which O leaves a tile of V3."""
-    return v3_layout(kernel, kernel.tile)[1]
+def q_is_kept(kernel: KernelSpec) -> bool:
+    """Whether V3's consumers keep Q in registers."""
+    return bool(keeps_q(kernel, kernel.tile))
 
 
 def loader_registers(tile: Tile) -> int:
@@ -567,7 +576,15 @@ def _environment() -> jinja2.Environment:
         *(score_terms, score_call, score_columns_call),
         *(longest_q, longest_k, grid_rows, dq_tile, head_rows, last_tile, warp_sees),
         *(mma, cvt, matrix_instructions, scale_of),
-        *(q_stages, output_parts, loader_registers, arch_flags, v3_instructions, value_columns),
+        *(
+            layout,
+            q_is_kept,
+            loader_registers,
+            arch_flags,
+            v3_instructions,
+            value_columns,
+            products_of_registers,
+        ),
         *(value_box_rows, map_of, padded_copies, row_of, weight_tiles),
         *(signs, unit, quantising),
     )

@@ -39,24 +39,24 @@
 //   9f85390f  device/chunk_address.cuh
 //   b09b16a3  device/fragments.cuh
 //   76c2f1b5  device/integers.cuh
-//   7352699a  device/load_v3.cuh
+//   834ca343  device/load_v3.cuh
 //   65cba611  device/mask_groups.cuh
-//   059f47de  device/matmul_wgmma.cuh
+//   581163b0  device/matmul_wgmma.cuh
 //   06eb1102  device/matrix_descriptor.cuh
 //   772adaad  device/mbarrier.cuh
 //   3ea675e4  device/rescore.cuh
 //   56ce5a2e  device/rows.cuh
 //   6a818e15  device/schedule.cuh
 //   2e46e33c  device/settled_rows.cuh
-//   ee114dd7  device/shared_v3.cuh
+//   8f95b6b5  device/shared_v3.cuh
 //   ab58227c  device/softmax_in_place.cuh
 //   db6d7e5a  device/store_tma.cuh
 //   567f0171  device/tensor_map.cuh
 //   3167b13b  device/timeline.cuh
 //   689d4211  device/turn.cuh
 //   c2706fe3  device/types.cuh
-//   989eef78  kernels/v3_fwd.cu
-//   454b33f2  parts/constants_v3.cuh
+//   fbab2444  kernels/v3_fwd.cu
+//   5d3e87eb  parts/constants_v3.cuh
 //   5a818b86  parts/main_arrays.cuh
 //   92b4175b  parts/main_options.cuh
 //   6ad5c166  parts/main_v3.cu
@@ -71,6 +71,7 @@
 //   422cf4a7  ptx/ex2.cuh
 //   748f3f8d  ptx/fence_mbarrier_init.cuh
 //   3e612fa4  ptx/fence_proxy_async.cuh
+//   5bef9f17  ptx/ldmatrix_x4.cuh
 //   ecba088f  ptx/lg2.cuh
 //   20ab12bf  ptx/mbarrier_arrive.cuh
 //   ab5dda3a  ptx/mbarrier_arrive_expect_tx.cuh
@@ -99,7 +100,7 @@
 // "fwd", "scale": 0.08838834764831843, "scales": "tensor", "seq": 16, "seq_kv": 8192, "softcap":
 // 0.0, "varlen": false, "window": [-1, -1]}, "schema": "fasim.plan/1", "slots": 132, "smem_bytes":
 // 222208}
-// ---- the rest of the file has sha256 c5babab2094a739e69b52634dc1e36e03c3196021a05852eac6c23e56e8fe493
+// ---- the rest of the file has sha256 1f21da4bbf25cc72d26327284ede98cce038dc6c98dc8a40d058d7ed02dcd939
 // FlashAttention-3, forward (Shah et al. 2024, algorithms 1 and 2).
 //
 // A block stays on its SM and works on one tile of queries after the other. One warpgroup, the producer,
@@ -116,7 +117,7 @@
 //   paper   here                    paper   here
 //   B_r     kBlockQ                 T_r     q_blocks
 //   B_c     kBlockKV                T_c     tiles.end - tiles.begin
-//   s       kStages                 m, l    row.max, row.sum
+//   s       kKeyStages, kStages     m, l    row.max, row.sum
 //   O_i     o                       L_i     lse
 //   S, P    s, p
 
@@ -154,8 +155,9 @@ constexpr int kThreads = 128 * (kConsumers + 1);  // and one that loads
 constexpr int kBlocks = 1;  // on an SM
 constexpr int kWarpRows = 16;  // a warp owns whole rows, so softmax stays inside it
 constexpr int kRowTiles = 1;
-constexpr int kStages = 3;  // tiles of K in shared memory, and of V
-constexpr int kQStages = 1;  // tiles of Q
+constexpr int kStages = 3;  // tiles of V in shared memory
+constexpr int kKeyStages = 3;  // of K
+constexpr int kQStages = 1;  // of Q
 constexpr int kOutputParts = 2;  // O leaves a tile in so many parts, to save shared memory
 constexpr int kRegisters = 240;  // of a thread that computes
 constexpr int kLoaderRegisters = 24;  // of one that loads
@@ -470,6 +472,29 @@ __device__ __forceinline__ void bar_arrive(int barrier, int threads) {
 namespace ptx {
 #ifndef FASIM_EMULATE
 
+// Four 8x8 matrices of 16-bit elements; lane i gives the address of row i % 8 of matrix i / 8.
+// PTX ISA: ldmatrix.
+__device__ __forceinline__ void ldmatrix_x4(u32 (&r)[4], u32 row) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+               : "r"(row)
+               : "memory");
+}
+
+// The same, each matrix transposed.
+__device__ __forceinline__ void ldmatrix_x4_trans(u32 (&r)[4], u32 row) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+               : "r"(row)
+               : "memory");
+}
+
+#endif
+}  // namespace ptx
+
+namespace ptx {
+#ifndef FASIM_EMULATE
+
 // d += a b for one 16x8 tile, 8 deep; d as of m16n8k16. PTX ISA: mma.m16n8k8.
 __device__ __forceinline__ void mma_m16n8k8_bf16(float (&d)[4], const u32 (&a)[2], u32 b0) {
   asm volatile(
@@ -561,18 +586,19 @@ namespace ptx {
 #ifndef FASIM_EMULATE
 
 // d = a b, or d += a b, for 64 x 112 elements, 16 deep, by a warpgroup, in the background.
-// Both a and b describe matrices in shared memory.
+// Lane 4 g + t of warp w holds rows 16 w + g and 16 w + g + 8 of a, as for mma; b describes a matrix in
+// shared memory.
 // Transposed: it is not the depth that is contiguous, but the rows of a, the columns of b.
 // Lane 4 g + t of warp w: d[4 i + 2 j + k] = row 16 w + g + 8 j, column 8 i + 2 t + k.
 // PTX ISA: wgmma.mma_async.
 // clang-format off
-template <int kTransposeA = 0, int kTransposeB = 0>
+template <int kTransposeB = 0>
 __device__ __forceinline__ void wgmma_m64k16_bf16(
-    float (&d)[56], u64 a, u64 b, bool add) {
+    float (&d)[56], const u32 (&a)[4], u64 b, bool add) {
   asm volatile(
       "{\n"
       ".reg .pred p;\n"
-      "setp.ne.b32 p, %58, 0;\n"
+      "setp.ne.b32 p, %61, 0;\n"
       "wgmma.mma_async.sync.aligned.m64n112k16.f32.bf16.bf16 {"
       "%0, %1, %2, %3, %4, %5, %6, %7, "
       "%8, %9, %10, %11, %12, %13, %14, %15, "
@@ -581,8 +607,8 @@ __device__ __forceinline__ void wgmma_m64k16_bf16(
       "%32, %33, %34, %35, %36, %37, %38, %39, "
       "%40, %41, %42, %43, %44, %45, %46, %47, "
       "%48, %49, %50, %51, %52, %53, %54, %55}, "
-      "%56, "
-      "%57, p, 1, 1, %59, %60;\n"
+      "{%56, %57, %58, %59}, "
+      "%60, p, 1, 1, %62;\n"
       "}\n"
       :
         "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
@@ -592,8 +618,8 @@ __device__ __forceinline__ void wgmma_m64k16_bf16(
         "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]),
         "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]),
         "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55])
-      : "l"(a), "l"(b), "r"(int(add))
-      , "n"(kTransposeA), "n"(kTransposeB)
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(int(add))
+      , "n"(kTransposeB)
       : "memory");
 }
 // clang-format on
@@ -728,10 +754,10 @@ constexpr int kWorks = 4;  // that someone may still ask about: the loader is at
 struct Shared {
   SlabTile<64, kSlabs> q[kQStages][kConsumers];
   SlabTile<64, kPartSlabs> o[kConsumers];
-  SlabTile<kBlockKV, kSlabs> k[kStages];
+  SlabTile<kBlockKV, kSlabs> k[kKeyStages];
   SlabTile<kBlockKV, kSlabsV> v[kStages];
   u64 full_q[kQStages], empty_q[kQStages];  // barriers: a tile has arrived, all are done with it
-  u64 full_k[kStages], empty_k[kStages];
+  u64 full_k[kKeyStages], empty_k[kKeyStages];
   u64 full_v[kStages], empty_v[kStages];
   // What O's rows are to be multiplied by: from the softmax of a tile of keys to the end of the products
   // beside it, where their references move in that tile; from the end of their softmax until O leaves, 1 / l.
@@ -742,16 +768,18 @@ struct Shared {
 
 static_assert(sizeof(Shared) == kSmemBytes, "shared memory as planned");
 
-// A warpgroup arrives as one: only its products read these tiles.
+// A warpgroup arrives as one: only its products read these tiles, but for Q, which every warp takes.
 __device__ __forceinline__ void init_barriers(Shared& shared) {
   for (int i = 0; i < kQStages; ++i) {
     ptx::mbarrier_init(&shared.full_q[i], 1);
-    ptx::mbarrier_init(&shared.empty_q[i], kConsumers);
+    ptx::mbarrier_init(&shared.empty_q[i], 4 * kConsumers);
+  }
+  for (int i = 0; i < kKeyStages; ++i) {
+    ptx::mbarrier_init(&shared.full_k[i], 1);
+    ptx::mbarrier_init(&shared.empty_k[i], kConsumers);
   }
   for (int i = 0; i < kStages; ++i) {
-    ptx::mbarrier_init(&shared.full_k[i], 1);
     ptx::mbarrier_init(&shared.full_v[i], 1);
-    ptx::mbarrier_init(&shared.empty_k[i], kConsumers);
     ptx::mbarrier_init(&shared.empty_v[i], kConsumers);
   }
   ptx::fence_mbarrier_init();
@@ -888,7 +916,7 @@ struct Loader {  // its thread's view of the rings of K and V
   const TensorMap* v_map;
   int count_k = 0, count_v = 0;
   __device__ __forceinline__ void load_k(int tile, int head, const Place& keys) {
-    const Turn at = turn<kStages>(count_k++);
+    const Turn at = turn<kKeyStages>(count_k++);
     wait(&shared.empty_k[at.slot], at.parity ^ 1);  // passes at once the first time round
     ptx::mbarrier_arrive_expect_tx(&shared.full_k[at.slot], sizeof(shared.k[0]));
     load_slabs(shared.k[at.slot], k_map, &shared.full_k[at.slot], keys.row + tile * kBlockKV, head,
@@ -1062,15 +1090,27 @@ __device__ __forceinline__ float (&flat(float (&x)[1][kTiles][4]))[4 * kTiles] {
   return reinterpret_cast<float (&)[4 * kTiles]>(x);
 }
 
-// Starts s = Q K^T: both lie with the head dimension contiguous, a step's columns are 32 bytes of a row.
-__device__ __forceinline__ void start_scores(Scores& s, u64 q, u64 k) {
+using Queries = u32[kD / 16][4];  // left operands of 16 columns each
+
+// A warp takes its rows of Q, whose place then serves the next tile's.
+__device__ __forceinline__ void take_queries(Queries& q, Shared& shared, int slot, int consumer) {
+  const int lane = threadIdx.x % 32, row = threadIdx.x % 128 / 32 * kWarpRows + lane % 16;
+#pragma unroll
+  for (int step = 0; step < kD / 16; ++step) {
+    ptx::ldmatrix_x4(q[step], chunk_address(shared.q[slot][consumer], row, 2 * step + lane / 16));
+  }
+  __syncwarp();  // all lanes have read
+  if (lane == 0) ptx::mbarrier_arrive(&shared.empty_q[slot]);
+}
+
+// Starts s = Q K^T: Q in registers, K with the head dimension contiguous, of which a step has 32 bytes.
+__device__ __forceinline__ void start_scores(Scores& s, const Queries& q, u64 k) {
   ptx::wgmma_fence();
 #pragma unroll
   for (int step = 0; step < kD / kGranule; ++step) {
     const u32 column = step % 4 * 32, slab = step / 4;
-    const u64 left = further(q, slab * 64 * 128 + column);
     const u64 right = further(k, slab * kBlockKV * 128 + column);
-    ptx::wgmma_m64k16_bf16(flat(s), left, right, step > 0);
+    ptx::wgmma_m64k16_bf16<0>(flat(s), q[step], right, step > 0);
   }
   ptx::wgmma_commit_group();
 }
@@ -1370,6 +1410,7 @@ v3_fwd_sm90a_bf16_d128_causal_packed_2ac106c0(
   Scores s;
   Weights p;
   Accumulator o;
+  Queries q_rows;
   RowState row;
   int round = 0, tile = 0, last_tile = 0;
   Tiles whole = {0, 0};
@@ -1379,6 +1420,7 @@ v3_fwd_sm90a_bf16_d128_causal_packed_2ac106c0(
     wait(&shared.full_q[at.slot], at.parity);
     const Work& work = shared.works[round % kWorks];
     const int first_query = work.first_query;
+    if (first_query >= 0) take_queries(q_rows, shared, at.slot, warpgroup);
     const Tiles tiles = tiles_of(work);
     ++round;
     tile = tiles.end - 1, last_tile = tiles.begin;
@@ -1397,17 +1439,16 @@ v3_fwd_sm90a_bf16_d128_causal_packed_2ac106c0(
     store_output(shared, o, &o_map, work, queries_of(work), span_of(work).seq_q, group_log2);
   };
   const auto await_keys = [&](int n) {
-    const Turn at = turn<kStages>(n);
+    const Turn at = turn<kKeyStages>(n);
     wait(&shared.full_k[at.slot], at.parity);
   };
   const auto start = [&](int n) {  // the scores of the n-th tile of keys
-    const int slot = n % kStages;
+    const int slot = n % kKeyStages;
     note(kAsked, n);
     await_keys(n);
     await_turn(warpgroup);
     note(kBegan, n);
-    start_scores(s, descriptor_of(shared.q[(round - 1) % kQStages][warpgroup]),
-                 descriptor_of(shared.k[slot]));
+    start_scores(s, q_rows, descriptor_of(shared.k[slot]));
   };
   // From products to what softmax sees, for the keys from the tile's `column`-th on.
   const auto finish = [&](auto& s, int column) {
@@ -1420,10 +1461,7 @@ v3_fwd_sm90a_bf16_d128_causal_packed_2ac106c0(
   };
   const auto weigh_scores = [&](int n, const Late& late) {
     note(kScored, n);
-    if (leads) {
-      ptx::mbarrier_arrive(&shared.empty_k[n % kStages]);
-      if (tile == last_tile) ptx::mbarrier_arrive(&shared.empty_q[(round - 1) % kQStages]);
-    }
+    if (leads) ptx::mbarrier_arrive(&shared.empty_k[n % kKeyStages]);
     finish(s, 0);
     weigh(s, row, late, scale_log2, [&](FewScores& few, int column) {
       const Work& work = shared.works[(round - 1) % kWorks];

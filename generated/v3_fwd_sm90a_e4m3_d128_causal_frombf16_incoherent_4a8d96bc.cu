@@ -47,9 +47,9 @@
 //   b09b16a3  device/fragments.cuh
 //   76c2f1b5  device/integers.cuh
 //   0c938b81  device/key_order.cuh
-//   7352699a  device/load_v3.cuh
+//   834ca343  device/load_v3.cuh
 //   1cbf0c76  device/mask.cuh
-//   059f47de  device/matmul_wgmma.cuh
+//   581163b0  device/matmul_wgmma.cuh
 //   06eb1102  device/matrix_descriptor.cuh
 //   772adaad  device/mbarrier.cuh
 //   b153ad72  device/quantise_e4m3.cuh
@@ -58,7 +58,7 @@
 //   6a818e15  device/schedule.cuh
 //   b274dbf8  device/score_factor.cuh
 //   2e46e33c  device/settled_rows.cuh
-//   ee114dd7  device/shared_v3.cuh
+//   8f95b6b5  device/shared_v3.cuh
 //   2d2dfee3  device/softmax_lazy_e4m3.cuh
 //   17509448  device/span.cuh
 //   db6d7e5a  device/store_tma.cuh
@@ -67,8 +67,8 @@
 //   689d4211  device/turn.cuh
 //   c2706fe3  device/types.cuh
 //   8715e91b  device/weights_e4m3.cuh
-//   989eef78  kernels/v3_fwd.cu
-//   454b33f2  parts/constants_v3.cuh
+//   fbab2444  kernels/v3_fwd.cu
+//   5d3e87eb  parts/constants_v3.cuh
 //   5a818b86  parts/main_arrays.cuh
 //   92b4175b  parts/main_options.cuh
 //   6ad5c166  parts/main_v3.cu
@@ -112,7 +112,7 @@
 // "incoherent": true, "kv_heads": 8, "out_dtype": "bf16", "pass": "fwd", "scale":
 // 0.08838834764831843, "scales": "block", "seq": 8192, "seq_kv": 8192, "softcap": 0.0, "varlen":
 // false, "window": [-1, -1]}, "schema": "fasim.plan/1", "slots": 132, "smem_bytes": 166912}
-// ---- the rest of the file has sha256 3931ac99432f1fb9b6a6c05689fd03e3d2b09e0f2a4dd0326372ad478eb6b35e
+// ---- the rest of the file has sha256 9be30dd2e685aafee69fb748ad6cd763a79616e17b7aedc5257e7984fbf10a5d
 // FlashAttention-3, forward (Shah et al. 2024, algorithms 1 and 2).
 //
 // A block stays on its SM and works on one tile of queries after the other. One warpgroup, the producer,
@@ -124,7 +124,7 @@
 //   paper   here                    paper   here
 //   B_r     kBlockQ                 T_r     q_blocks
 //   B_c     kBlockKV                T_c     tiles.end - tiles.begin
-//   s       kStages                 m, l    row.max, row.sum
+//   s       kKeyStages, kStages     m, l    row.max, row.sum
 //   O_i     o                       L_i     lse
 //   S, P    s, p
 
@@ -162,8 +162,9 @@ constexpr int kThreads = 128 * (kConsumers + 1);  // and one that loads
 constexpr int kBlocks = 1;  // on an SM
 constexpr int kWarpRows = 16;  // a warp owns whole rows, so softmax stays inside it
 constexpr int kRowTiles = 1;
-constexpr int kStages = 2;  // tiles of K in shared memory, and of V
-constexpr int kQStages = 2;  // tiles of Q
+constexpr int kStages = 2;  // tiles of V in shared memory
+constexpr int kKeyStages = 2;  // of K
+constexpr int kQStages = 2;  // of Q
 constexpr int kOutputParts = 1;  // O leaves a tile in so many parts, to save shared memory
 constexpr int kRegisters = 160;  // of a thread that computes
 constexpr int kLoaderRegisters = 32;  // of one that loads
@@ -870,10 +871,10 @@ constexpr int kWorks = 4;  // that someone may still ask about: the loader is at
 struct Shared {
   SlabTile<64, kSlabs> q[kQStages][kConsumers];
   SlabTile<64, kPartSlabs> o[kConsumers];
-  SlabTile<kBlockKV, kSlabs> k[kStages];
+  SlabTile<kBlockKV, kSlabs> k[kKeyStages];
   SlabTile<kRowsV, kSlabsV> v[kStages];
   u64 full_q[kQStages], empty_q[kQStages];  // barriers: a tile has arrived, all are done with it
-  u64 full_k[kStages], empty_k[kStages];
+  u64 full_k[kKeyStages], empty_k[kKeyStages];
   u64 full_v[kStages], empty_v[kStages];
   float key_factors[kStages], value_factors[kStages];  // of the tiles of K and V: their scales
   Work works[kWorks];
@@ -887,10 +888,12 @@ __device__ __forceinline__ void init_barriers(Shared& shared) {
     ptx::mbarrier_init(&shared.full_q[i], 1);
     ptx::mbarrier_init(&shared.empty_q[i], 4 * kConsumers);
   }
-  for (int i = 0; i < kStages; ++i) {
+  for (int i = 0; i < kKeyStages; ++i) {
     ptx::mbarrier_init(&shared.full_k[i], 1);
-    ptx::mbarrier_init(&shared.full_v[i], 1);
     ptx::mbarrier_init(&shared.empty_k[i], 4 * kConsumers);
+  }
+  for (int i = 0; i < kStages; ++i) {
+    ptx::mbarrier_init(&shared.full_v[i], 1);
     ptx::mbarrier_init(&shared.empty_v[i], 4 * kConsumers);
   }
   ptx::fence_mbarrier_init();
@@ -1045,7 +1048,7 @@ struct Loader {  // its thread's view of the rings of K and V
     return tile < tiles ? scales[(i64(keys.batch) * kv_heads + head) * tiles + tile] : 1.f;
   }
   __device__ __forceinline__ void load_k(int tile, int head, const Place& keys) {
-    const Turn at = turn<kStages>(count_k++);
+    const Turn at = turn<kKeyStages>(count_k++);
     wait(&shared.empty_k[at.slot], at.parity ^ 1);  // passes at once the first time round
     shared.key_factors[at.slot] = factor_of(k_scale, tile, head, keys);
     ptx::mbarrier_arrive_expect_tx(&shared.full_k[at.slot], sizeof(shared.k[0]));
@@ -1973,11 +1976,11 @@ v3_fwd_sm90a_e4m3_d128_causal_frombf16_incoherent_4a8d96bc(
     store_output(shared, o, &o_map, work, queries_of(work), span_of(work).seq_q);
   };
   const auto await_keys = [&](int n) {
-    const Turn at = turn<kStages>(n);
+    const Turn at = turn<kKeyStages>(n);
     wait(&shared.full_k[at.slot], at.parity);
   };
   const auto start = [&](int n) {  // the scores of the n-th tile of keys
-    const int slot = n % kStages;
+    const int slot = n % kKeyStages;
     key_factor = normal_factor(shared.key_factors[slot]);
     note(kBegan, n);
     start_scores(s, descriptor_of(shared.q[(round - 1) % kQStages][warpgroup]),

@@ -40,9 +40,9 @@
 //   9f85390f  device/chunk_address.cuh
 //   b09b16a3  device/fragments.cuh
 //   76c2f1b5  device/integers.cuh
-//   7352699a  device/load_v3.cuh
+//   834ca343  device/load_v3.cuh
 //   1cbf0c76  device/mask.cuh
-//   059f47de  device/matmul_wgmma.cuh
+//   581163b0  device/matmul_wgmma.cuh
 //   06eb1102  device/matrix_descriptor.cuh
 //   772adaad  device/mbarrier.cuh
 //   3ea675e4  device/rescore.cuh
@@ -51,7 +51,7 @@
 //   23af4307  device/score.cuh
 //   2aadce9b  device/score_rows.cuh
 //   2e46e33c  device/settled_rows.cuh
-//   ee114dd7  device/shared_v3.cuh
+//   8f95b6b5  device/shared_v3.cuh
 //   ab58227c  device/softmax_in_place.cuh
 //   17509448  device/span.cuh
 //   db6d7e5a  device/store_tma.cuh
@@ -59,8 +59,8 @@
 //   3167b13b  device/timeline.cuh
 //   689d4211  device/turn.cuh
 //   c2706fe3  device/types.cuh
-//   989eef78  kernels/v3_fwd.cu
-//   454b33f2  parts/constants_v3.cuh
+//   fbab2444  kernels/v3_fwd.cu
+//   5d3e87eb  parts/constants_v3.cuh
 //   5a818b86  parts/main_arrays.cuh
 //   92b4175b  parts/main_options.cuh
 //   6ad5c166  parts/main_v3.cu
@@ -101,7 +101,7 @@
 // "head_dim_v": 64, "heads": 16, "incoherent": false, "kv_heads": 16, "out_dtype": "fp16", "pass":
 // "fwd", "scale": 0.125, "scales": "tensor", "seq": 4096, "seq_kv": 4096, "softcap": 0.0, "varlen":
 // false, "window": [-1, -1]}, "schema": "fasim.plan/1", "slots": 132, "smem_bytes": 160768}
-// ---- the rest of the file has sha256 26b41d7a70ac208a149434e89d12aa7d79e69b722a46b07951eeb810c5a9a49a
+// ---- the rest of the file has sha256 553e4643c64e118d957b925a743dd9a8bf66354ca998d39a630941d400bd535f
 // FlashAttention-3, forward (Shah et al. 2024, algorithms 1 and 2).
 //
 // A block stays on its SM and works on one tile of queries after the other. One warpgroup, the producer,
@@ -114,7 +114,7 @@
 //   paper   here                    paper   here
 //   B_r     kBlockQ                 T_r     q_blocks
 //   B_c     kBlockKV                T_c     tiles.end - tiles.begin
-//   s       kStages                 m, l    row.max, row.sum
+//   s       kKeyStages, kStages     m, l    row.max, row.sum
 //   O_i     o                       L_i     lse
 //   S, P    s, p
 
@@ -152,8 +152,9 @@ constexpr int kThreads = 128 * (kConsumers + 1);  // and one that loads
 constexpr int kBlocks = 1;  // on an SM
 constexpr int kWarpRows = 16;  // a warp owns whole rows, so softmax stays inside it
 constexpr int kRowTiles = 1;
-constexpr int kStages = 3;  // tiles of K in shared memory, and of V
-constexpr int kQStages = 2;  // tiles of Q
+constexpr int kStages = 3;  // tiles of V in shared memory
+constexpr int kKeyStages = 3;  // of K
+constexpr int kQStages = 2;  // of Q
 constexpr int kOutputParts = 1;  // O leaves a tile in so many parts, to save shared memory
 constexpr int kRegisters = 160;  // of a thread that computes
 constexpr int kLoaderRegisters = 32;  // of one that loads
@@ -688,10 +689,10 @@ constexpr int kWorks = 4;  // that someone may still ask about: the loader is at
 struct Shared {
   SlabTile<64, kSlabs> q[kQStages][kConsumers];
   SlabTile<64, kPartSlabs> o[kConsumers];
-  SlabTile<kBlockKV, kSlabs> k[kStages];
+  SlabTile<kBlockKV, kSlabs> k[kKeyStages];
   SlabTile<kBlockKV, kSlabsV> v[kStages];
   u64 full_q[kQStages], empty_q[kQStages];  // barriers: a tile has arrived, all are done with it
-  u64 full_k[kStages], empty_k[kStages];
+  u64 full_k[kKeyStages], empty_k[kKeyStages];
   u64 full_v[kStages], empty_v[kStages];
   // What O's rows are to be multiplied by: from the softmax of a tile of keys to the end of the products
   // beside it, where their references move in that tile; from the end of their softmax until O leaves, 1 / l.
@@ -708,10 +709,12 @@ __device__ __forceinline__ void init_barriers(Shared& shared) {
     ptx::mbarrier_init(&shared.full_q[i], 1);
     ptx::mbarrier_init(&shared.empty_q[i], kConsumers);
   }
-  for (int i = 0; i < kStages; ++i) {
+  for (int i = 0; i < kKeyStages; ++i) {
     ptx::mbarrier_init(&shared.full_k[i], 1);
-    ptx::mbarrier_init(&shared.full_v[i], 1);
     ptx::mbarrier_init(&shared.empty_k[i], kConsumers);
+  }
+  for (int i = 0; i < kStages; ++i) {
+    ptx::mbarrier_init(&shared.full_v[i], 1);
     ptx::mbarrier_init(&shared.empty_v[i], kConsumers);
   }
   ptx::fence_mbarrier_init();
@@ -866,7 +869,7 @@ struct Loader {  // its thread's view of the rings of K and V
   const TensorMap* v_map;
   int count_k = 0, count_v = 0;
   __device__ __forceinline__ void load_k(int tile, int head, const Place& keys) {
-    const Turn at = turn<kStages>(count_k++);
+    const Turn at = turn<kKeyStages>(count_k++);
     wait(&shared.empty_k[at.slot], at.parity ^ 1);  // passes at once the first time round
     ptx::mbarrier_arrive_expect_tx(&shared.full_k[at.slot], sizeof(shared.k[0]));
     load_slabs(shared.k[at.slot], k_map, &shared.full_k[at.slot], keys.row + tile * kBlockKV, head,
@@ -1369,11 +1372,11 @@ v3_fwd_sm90a_fp16_d64_causal_alibi_2a670209(
     store_output(shared, o, &o_map, work, queries_of(work), span_of(work).seq_q);
   };
   const auto await_keys = [&](int n) {
-    const Turn at = turn<kStages>(n);
+    const Turn at = turn<kKeyStages>(n);
     wait(&shared.full_k[at.slot], at.parity);
   };
   const auto start = [&](int n) {  // the scores of the n-th tile of keys
-    const int slot = n % kStages;
+    const int slot = n % kKeyStages;
     note(kAsked, n);
     await_keys(n);
     await_turn(warpgroup);
@@ -1395,7 +1398,7 @@ v3_fwd_sm90a_fp16_d64_causal_alibi_2a670209(
   const auto weigh_scores = [&](int n, const Late& late) {
     note(kScored, n);
     if (leads) {
-      ptx::mbarrier_arrive(&shared.empty_k[n % kStages]);
+      ptx::mbarrier_arrive(&shared.empty_k[n % kKeyStages]);
       if (tile == last_tile) ptx::mbarrier_arrive(&shared.empty_q[(round - 1) % kQStages]);
     }
     finish(s, 0);

@@ -24,6 +24,7 @@ from fasim.plan import (
     WARPGROUP,
     WARPGROUP_ROWS,
     Tile,
+    keeps_q,
     lays_out,
     transposed_shape,
     transposers,
@@ -75,6 +76,8 @@ class _Head:
         self.transposes = transposes(variant, problem.dtype)
         self.values = "vt" if self.transposes else "v"  # what the main kernel takes for V
         self.frees_k = "pv" if self.transposes else "s"  # the last that may ask for K's tile again
+        if variant in V3:
+            self.layout, self.keeps_q = v3_layout(problem, tile), bool(keeps_q(problem, tile))
         self.rows = problem.seq * self.group
         self.queries = range(0, self.rows, tile.block_q)
 
@@ -294,9 +297,11 @@ def _v3_loads(head: _Head, steps: _Steps) -> Iterator[_Gated]:
     for i, (query, keys) in enumerate(steps):
         constants = (*head.ends(role, 1), *head.scales(role, query))
         yield from ((event, "tile", -1) for event in constants)
-        yield head.load(role, "q", query), "tile", i - v3_layout(head.problem, head.tile)[0]
+        yield head.load(role, "q", query), "tile", i - head.layout.q_stages
         for key in keys:
-            yield from _v3_load(head, "k", key, head.frees_k, count - stages)
+            yield from _v3_load(
+                head, "k", key, head.frees_k, count - stages - head.layout.more_keys
+            )
             if head.transposes:
                 yield from _v3_load(head, head.values, key, "pv", count - stages)
             for k in late:
@@ -343,7 +348,8 @@ def _v3_step(head: _Head, before: _Step | None, now: _Step | None) -> Iterator[_
         yield from _v3_values(head, before)
         yield from _v3_output(head, before, "lse", "o")
     if now:
-        finished = ("s", "tile")[: 1 + (now.ends and not head.transposes)]
+        leaves = now.begins if head.keeps_q else now.ends  # Q its place in shared memory
+        finished = ("s", "tile")[: 1 + (leaves and not head.transposes)]
         yield from _each(head, "product", "s", *now[:2], finished)
     if now and head.problem.dense:
         yield from _each(head, "load", "bias", *now[:2])

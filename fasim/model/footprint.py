@@ -22,6 +22,7 @@ from fasim.plan import (
     V3,
     WARP,
     columns_under_way,
+    keeps_q,
     padded_tensors,
     row_blocks,
     scale_shapes,
@@ -213,9 +214,12 @@ def _v2_fwd_smem(problem: Problem, tiles: Tiles) -> Any:
 def _v3_fwd_smem(problem: Problem, tiles: Tiles) -> Any:
     """Tiles of Q, O on its way out, stages of K and V, in slabs of 128-byte rows: the first layout
     that fits a block."""
-    layouts = v3_layouts(problem)
-    sizes = [v3_smem(problem, tiles, *one) for one in layouts]
-    return np.select([size <= HOPPER_SMEM for size in sizes], sizes, default=sizes[-1])
+
+    def of_first(kept: bool) -> Any:
+        sizes = [v3_smem(problem, tiles, one) for one in v3_layouts(problem, kept)]
+        return np.select([size <= HOPPER_SMEM for size in sizes], sizes, default=sizes[-1])
+
+    return np.where(keeps_q(problem, tiles), of_first(True), of_first(False))
 
 
 def _q_tile(problem: Problem, tiles: Tiles) -> Any:
@@ -410,15 +414,16 @@ def gradient_columns(problem: Problem, tiles: Tiles) -> Ints:
 
 
 def _v3_fwd_registers(problem: Problem, tiles: Tiles) -> Any:
-    """A warpgroup of 128 threads owns 64 rows: S N/2, O D_v/2, P N e/8; in e4m3 the sums of a tile
-    take the registers of S, and O has the sums of rounded weights."""
+    """A warpgroup of 128 threads owns 64 rows: S N/2, O D_v/2, P N e/8, and Q D/4 where it is kept;
+    in e4m3 the sums of a tile take the registers of S, and O has the sums of rounded weights."""
     p = tiles.block_kv * problem.element_bytes // 8
     o = padded(problem.head_dim_v, problem.dtype) // 2
     options = sum(v3_option_registers(problem, tiles).values())
     if problem.dtype == "e4m3":
         s = np.maximum(tiles.block_kv // 2, tile_sums(problem, tiles))
         return s + o + ROUNDED_SUMS + p + E4M3_BASE + options
-    return tiles.block_kv // 2 + o + p + V3_BASE + options
+    q = padded(problem.head_dim) // 4 * keeps_q(problem, tiles)
+    return tiles.block_kv // 2 + o + p + q + V3_BASE + options
 
 
 def packed_registers(tiles: Tiles) -> Ints:

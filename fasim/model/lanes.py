@@ -67,7 +67,8 @@ class _Block:
         self.scores = float(whole.tensor[0]) * d / (d + dv) / consumers
         self.values = float(whole.tensor[0]) * dv / (d + dv) / consumers
         self.softmax = float(whole.softmax[0]) / consumers
-        self.slots = {"q": v3_layout(problem, tile)[0], "k": tile.stages, "v": tile.stages}
+        layout, stages = v3_layout(problem, tile), tile.stages
+        self.slots = {"q": layout.q_stages, "k": stages + layout.more_keys, "v": stages}
         self.tensor = self.mufu = self.l2 = self.turn = self.loader = 0.0
         self.free: dict[str, float] = defaultdict(float)  # by role
         self.ready: dict[tuple[str, str], float] = {}  # its products, by role and tensor

@@ -24,6 +24,8 @@ from fasim.plan import (
     HOPPER_SMEM,
     LAZY_DTYPES,
     WARPGROUP,
+    V3Layout,
+    keeps_q,
     starts_longest,
     transposes,
     v3_smem,
@@ -68,6 +70,7 @@ MMA_BLOCK_CLOCKS = {"fwd": 5000.0, "bwd": 6000.0}
 # that masks. Fitted to eight tiles at 16,384 keys on an H200, and to 512. Of blocks that share an
 # SM each hides the others': n show an n-th of it all.
 WGMMA_SHOWN_CLOCKS, WGMMA_WAITS = 700.0, 0.4
+KEPT_SHOWN_CLOCKS = 560.0  # where registers keep Q: 3 % less of a step at head_dim 128
 WGMMA_TILE_CLOCKS, ONE_Q_CLOCKS, MASKED_STEP_CLOCKS = 2200.0, 3500.0, 1000.0
 RING_CLOCKS = 600.0  # of them that a third stage spares, as the next tile's keys come earlier
 WGMMA_SHOWS, WGMMA_SYNC_CLOCKS = 0.2, 60.0  # backward: share of the shorter, a step's barriers
@@ -193,7 +196,9 @@ class _Flash:
             waits = waits * ((self.tiles.warps == 2 * WARPGROUP) & (self.pass_ == "fwd"))
             shorter, longer = np.minimum(s.tensor, s.softmax), np.maximum(s.tensor, s.softmax)
             wide = np.maximum(1.0, self.tiles.block_kv / 128)
-            shown = WGMMA_SHOWN_CLOCKS * wide * shorter / np.maximum(longer, 1) + waits
+            kept = keeps_q(self.problem, self.tiles)
+            clocks = np.where(kept, KEPT_SHOWN_CLOCKS, WGMMA_SHOWN_CLOCKS)
+            shown = clocks * wide * shorter / np.maximum(longer, 1) + waits
             if self.pass_ == "bwd":
                 shown = WGMMA_SHOWS * shorter + WGMMA_SYNC_CLOCKS
             return np.maximum(longest + shown / self.tiles.blocks_per_sm, s.l2)
@@ -305,7 +310,8 @@ class _Flash:
 
     def _tile_clocks(self) -> Reals:
         """V3: what a tile of queries takes besides its steps; the next one's begin meanwhile."""
-        one_q = v3_smem(self.problem, self.tiles, 2, 1) > HOPPER_SMEM
+        two = v3_smem(self.problem, self.tiles, V3Layout(2, 1))
+        one_q = (two > HOPPER_SMEM) & ~keeps_q(self.problem, self.tiles)
         uniform = self.problem.mask == "full"
         masked = ceil_div(self._queries, self.tiles.block_kv) * (not uniform)
         clocks = WGMMA_TILE_CLOCKS + ONE_Q_CLOCKS * one_q + MASKED_STEP_CLOCKS * masked

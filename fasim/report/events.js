@@ -5,7 +5,7 @@
 "use strict";
 
 function makeEvents(model) {
-  const { C, isV3, packs, seen, v3Layout, transposers, transposes, transposedShape, valueColumns } = model;
+  const { C, isV3, packs, seen, keepsQ, v3Layout, transposers, transposes, transposedShape, valueColumns } = model;
   const TRANSPOSER = "transposer";  // of V3 in e4m3: the kernel before the main one
   const sum = (xs) => xs.reduce((a, b) => a + b, 0);
   const range = (start, stop, step) => Array.from({ length: Math.max(0, Math.ceil((stop - start) / step)) }, (_, i) => start + i * step);
@@ -256,8 +256,8 @@ function makeEvents(model) {
   // The producer brings K of one step and V of the step before, or in e4m3 of the same; the consumers
   // multiply and weigh them.
   function v3Step(h, make, now) {
-    const { state } = make, { before, n } = state, { stages } = h.t;
-    if (now) now.k = producerLoad(h, make, "k", -1, now.key, state.freeK[n - stages] || 0);
+    const { state } = make, { before, n } = state, { stages } = h.t, moreKeys = v3Layout(h.p, h.t)[2];
+    if (now) now.k = producerLoad(h, make, "k", -1, now.key, state.freeK[n - stages - moreKeys] || 0);
     if (now) now.n = n;
     if (now && !h.behind) return serialStep(h, make, now);
     if (before) before.v = producerLoad(h, make, h.values, -1, before.key, state.freeV[n - 1 - stages] || 0);
@@ -286,13 +286,13 @@ function makeEvents(model) {
     const done = consumersOf(h).map((role, i) => consumerStep(h, make, role, i, before, now));
     if (before) before.v.until = state.freeV[before.n] = last(before.v, done.map(({ pv }) => pv));
     if (now) now.weights = done.map(({ p }) => p);
-    if (now && h.behind) freeKeys(state, now, last(now.k, done.map(({ s }) => s)));
-    if (!h.behind && before) freeKeys(state, before, before.v.until);
+    if (now && h.behind) freeKeys(h, state, now, last(now.k, done.map(({ s }) => s)));
+    if (!h.behind && before) freeKeys(h, state, before, before.v.until);
   }
 
-  function freeKeys(state, step, end) {
+  function freeKeys(h, state, step, end) {
     step.k.until = state.freeK[step.n] = end;
-    if (step.last) step.q.until = end;
+    if (keepsQ(h.p, h.t) ? step.first : step.last) step.q.until = end;
   }
 
   // The one place that says in which order a consumer works, as _v3_step in fasim/model/events.py does.

@@ -173,22 +173,32 @@ function makeModel(C, GPUS) {
 
   const slabs = (width, bytes = 2) => ceilDiv(width * bytes, C.SLAB_BYTES);
 
-  function v3Layouts(p) {
+  // Whether V3's consumers keep their rows of Q in registers: keeps_q in fasim/plan.py.
+  function keepsQ(p, t) {
+    if (p.dtype === "e4m3" || p.dense) return false;
+    const options = (p.mask === "window") + (p.bias === "alibi") + Boolean(p.varlen);
+    const needed = Math.floor((t.n * 3) / 4) + Math.floor(p.dv / 2) + Math.floor(p.d / 4) + C.KEPT_BASE + C.KEPT_OPTION * options;
+    return t.warps === 2 * C.WARPGROUP && needed <= C.MOST_KEPT;
+  }
+
+  // Tiles of Q, parts of O, stages of K beside those of V: v3_layouts in fasim/plan.py.
+  function v3Layouts(p, kept) {
     const count = slabs(p.head_dim_v), parts = [];
     for (let n = 2; n <= count; ++n) if (count % n === 0) parts.push(n);
-    const inParts = p.dtype === "e4m3" ? parts.map((n) => [2, n]) : [];
-    return [[2, 1], ...inParts, [1, 1], ...parts.map((n) => [1, n])];
+    const inParts = p.dtype === "e4m3" ? parts.map((n) => [2, n, 0]) : [];
+    return [kept ? [1, 1, 1] : [2, 1, 0], ...inParts, [1, 1, 0], ...parts.map((n) => [1, n, 0])];
   }
 
   const v3ValueRows = (p, t) => (p.dtype === "e4m3" ? p.valueRows * Math.floor(t.n / C.SLAB_BYTES) : t.n * slabs(p.head_dim_v, p.e));
 
-  function v3Smem(p, t, [queries, parts]) {
+  function v3Smem(p, t, [queries, parts, moreKeys]) {
     const d = slabs(p.head_dim, p.e), rows = t.m * (queries * d + Math.floor(slabs(p.head_dim_v) / parts));
-    return (rows + t.stages * (t.n * d + v3ValueRows(p, t))) * C.SLAB_BYTES + C.V3_TAIL_BYTES;
+    const keys = (t.stages + moreKeys) * t.n * d;
+    return (rows + keys + t.stages * v3ValueRows(p, t)) * C.SLAB_BYTES + C.V3_TAIL_BYTES;
   }
 
   function v3Layout(p, t) {
-    const layouts = v3Layouts(p);
+    const layouts = v3Layouts(p, keepsQ(p, t));
     return layouts.find((one) => v3Smem(p, t, one) <= C.HOPPER_SMEM) || layouts[layouts.length - 1];
   }
 
@@ -255,7 +265,8 @@ function makeModel(C, GPUS) {
     if (variant === "v2_split") return mmaRegisters(p, withAllRows(t)) + C.SPLIT_REGISTERS[p.dtype];
     const kept = Math.floor(p.dv / 2) + Math.floor((t.n * p.e) / 8) + v3OptionRegisters(p, t);
     const packed = variant === "v3_packed" && t.n > C.V3_PACKED_KEYS ? C.V3_PACKED_REGISTERS : 0;
-    if (p.dtype !== "e4m3") return Math.floor(t.n / 2) + kept + C.V3_BASE + packed;
+    const queries = keepsQ(p, t) ? Math.floor(p.d / 4) : 0;
+    if (p.dtype !== "e4m3") return Math.floor(t.n / 2) + kept + queries + C.V3_BASE + packed;
     const sums = Math.floor((t.warps === 12 ? C.UNDER_WAY_12 : C.UNDER_WAY_8)[p.head_dim_v] / 2);
     return Math.max(Math.floor(t.n / 2), sums) + kept + C.ROUNDED_SUMS + C.E4M3_BASE;
   }
@@ -676,7 +687,8 @@ function makeModel(C, GPUS) {
       const longest = Math.max(Math.max(s.tensor, s.softmax), s.smem);
       const waits = t.warps === 2 * C.WARPGROUP ? C.WGMMA_WAITS * Math.max(0, s.softmax - s.tensor / 2) : 0;
       const shorter = Math.min(s.tensor, s.softmax), longer = Math.max(s.tensor, s.softmax), wide = Math.max(1, t.n / 128);
-      const shown = (C.WGMMA_SHOWN_CLOCKS * wide * shorter) / Math.max(longer, 1) + waits;
+      const clocks = keepsQ(p, t) ? C.KEPT_SHOWN_CLOCKS : C.WGMMA_SHOWN_CLOCKS;
+      const shown = (clocks * wide * shorter) / Math.max(longer, 1) + waits;
       return () => Math.max(longest + shown / t.blocks, s.l2);
     }
     let [pipes, softmax, alone] = [C.PIPES_SHOW, C.SOFTMAX_SHOWS, C.LONE_SHOWS];
@@ -717,7 +729,7 @@ function makeModel(C, GPUS) {
     if (variant === "v2_split") steps = ceilDiv(v.longest, t.splits);
     else if (steps === null) steps = v.steps / Math.max(v.q_tiles, 1);
     if (isV3(variant)) {
-      const oneQ = v3Smem(p, t, [2, 1]) > C.HOPPER_SMEM ? C.ONE_Q_CLOCKS : 0;
+      const oneQ = v3Smem(p, t, [2, 1, 0]) > C.HOPPER_SMEM && !keepsQ(p, t) ? C.ONE_Q_CLOCKS : 0;
       const masked = p.mask === "full" ? 0 : C.MASKED_STEP_CLOCKS * ceilDiv(queriesOf(p, variant, t), t.n);
       const ahead = t.stages > 2 && p.dtype !== "e4m3" ? C.RING_CLOCKS : 0;
       return steps * law(resident) + (C.WGMMA_TILE_CLOCKS + oneQ + masked - ahead) / t.blocks;
@@ -869,7 +881,7 @@ function makeModel(C, GPUS) {
     return { ...entry, useful: useful(p), hbm: need, fits: hbm(p, entry.variant).total <= budget(gpu, reserve), max_seq: maxSeq(p, entry.variant, gpu, reserve) };
   }
 
-  return { C, GPUS, isV3, packs, problemOf, changed, seen, visits, plan, evaluate, step, v3Layout, transposers, transposes, transposedShape, valueColumns, tensors, hbm, budget, ceilDiv };
+  return { C, GPUS, isV3, packs, problemOf, changed, seen, visits, plan, evaluate, step, keepsQ, v3Layout, transposers, transposes, transposedShape, valueColumns, tensors, hbm, budget, ceilDiv };
 }
 
 if (typeof module !== "undefined") module.exports = { makeModel };

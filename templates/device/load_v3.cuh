@@ -105,7 +105,7 @@ struct Loader {  // its thread's view of the rings of K and V
 //% endif
 
   __device__ __forceinline__ void load_k(int tile, int head, const Place& keys) {
-    const Turn at = turn<kStages>(count_k++);
+    const Turn at = turn<kKeyStages>(count_k++);
     wait(&shared.empty_k[at.slot], at.parity ^ 1);  // passes at once the first time round
 //% if kernel.scales == "block"
     shared.key_factors[at.slot] = factor_of(k_scale, tile, head, keys);

@@ -23,12 +23,34 @@ __device__ __forceinline__ float (&flat(float (&x)[1][kTiles][4]))[4 * kTiles] {
   return reinterpret_cast<float (&)[4 * kTiles]>(x);
 }
 
+//% if q_is_kept(kernel)
+using Queries = u32[kD / 16][4];  // left operands of 16 columns each
+
+// A warp takes its rows of Q, whose place then serves the next tile's.
+__device__ __forceinline__ void take_queries(Queries& q, Shared& shared, int slot, int consumer) {
+  const int lane = threadIdx.x % 32, row = threadIdx.x % 128 / 32 * kWarpRows + lane % 16;
+#pragma unroll
+  for (int step = 0; step < kD / 16; ++step) {
+    ptx::ldmatrix_x4(q[step], chunk_address(shared.q[slot][consumer], row, 2 * step + lane / 16));
+  }
+  __syncwarp();  // all lanes have read
+  if (lane == 0) ptx::mbarrier_arrive(&shared.empty_q[slot]);
+}
+
+// Starts s = Q K^T: Q in registers, K with the head dimension contiguous, of which a step has 32 bytes.
+__device__ __forceinline__ void start_scores(Scores& s, const Queries& q, u64 k) {
+//% else
 // Starts s = Q K^T: both lie with the head dimension contiguous, a step's columns are 32 bytes of a row.
 __device__ __forceinline__ void start_scores(Scores& s, u64 q, u64 k) {
+//% endif
   ptx::wgmma_fence();
 #pragma unroll
   for (int step = 0; step < kD / kGranule; ++step) {
     const u32 column = step % 4 * 32, slab = step / 4;
+//% if q_is_kept(kernel)
+    const u64 right = further(k, slab * kBlockKV * 128 + column);
+    ptx::wgmma_m64k16_$(ptx_type(kernel.dtype))<0>(flat(s), q[step], right, step > 0);
+//% else
     const u64 left = further(q, slab * 64 * 128 + column);
     const u64 right = further(k, slab * kBlockKV * 128 + column);
 //% if kernel.scaled
@@ -36,6 +58,7 @@ __device__ __forceinline__ void start_scores(Scores& s, u64 q, u64 k) {
     if (step > 0) ptx::wgmma_m64k32_e4m3(flat(s), left, right, true);
 //% else
     ptx::wgmma_m64k16_$(ptx_type(kernel.dtype))(flat(s), left, right, step > 0);
+//% endif
 //% endif
   }
   ptx::wgmma_commit_group();

@@ -32,14 +32,14 @@ constexpr int kWorks = 4;  // that someone may still ask about: the loader is at
 struct Shared {
   SlabTile<64, kSlabs> q[kQStages][kConsumers];
   SlabTile<64, kPartSlabs> o[kConsumers];
-  SlabTile<kBlockKV, kSlabs> k[kStages];
+  SlabTile<kBlockKV, kSlabs> k[kKeyStages];
 //% if kernel.scaled
   SlabTile<kRowsV, kSlabsV> v[kStages];
 //% else
   SlabTile<kBlockKV, kSlabsV> v[kStages];
 //% endif
   u64 full_q[kQStages], empty_q[kQStages];  // barriers: a tile has arrived, all are done with it
-  u64 full_k[kStages], empty_k[kStages];
+  u64 full_k[kKeyStages], empty_k[kKeyStages];
   u64 full_v[kStages], empty_v[kStages];
 //% if kernel.scales == "block"
   float key_factors[kStages], value_factors[kStages];  // of the tiles of K and V: their scales
@@ -57,17 +57,19 @@ static_assert(sizeof(Shared) == kSmemBytes, "shared memory as planned");
 //% if kernel.scaled
 // Every warp arrives by itself.
 //% else
-// A warpgroup arrives as one: only its products read these tiles.
+// A warpgroup arrives as one: only its products read these tiles$(", but for Q, which every warp takes" if q_is_kept(kernel)).
 //% endif
 __device__ __forceinline__ void init_barriers(Shared& shared) {
   for (int i = 0; i < kQStages; ++i) {
     ptx::mbarrier_init(&shared.full_q[i], 1);
-    ptx::mbarrier_init(&shared.empty_q[i], $("4 * " if kernel.scaled)kConsumers);
+    ptx::mbarrier_init(&shared.empty_q[i], $("4 * " if kernel.scaled or q_is_kept(kernel))kConsumers);
+  }
+  for (int i = 0; i < kKeyStages; ++i) {
+    ptx::mbarrier_init(&shared.full_k[i], 1);
+    ptx::mbarrier_init(&shared.empty_k[i], $("4 * " if kernel.scaled)kConsumers);
   }
   for (int i = 0; i < kStages; ++i) {
-    ptx::mbarrier_init(&shared.full_k[i], 1);
     ptx::mbarrier_init(&shared.full_v[i], 1);
-    ptx::mbarrier_init(&shared.empty_k[i], $("4 * " if kernel.scaled)kConsumers);
     ptx::mbarrier_init(&shared.empty_v[i], $("4 * " if kernel.scaled)kConsumers);
   }
   ptx::fence_mbarrier_init();

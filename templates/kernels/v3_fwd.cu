@@ -22,7 +22,7 @@
 //   paper   here                    paper   here
 //   B_r     kBlockQ                 T_r     q_blocks
 //   B_c     kBlockKV                T_c     tiles.end - tiles.begin
-//   s       kStages                 m, l    row.max, row.sum
+//   s       kKeyStages, kStages     m, l    row.max, row.sum
 //   O_i     o                       L_i     lse
 //   S, P    s, p
 
@@ -56,10 +56,12 @@ constexpr int kTurnBarrier = 1 + kConsumers;  // a consumer's turn to start prod
 //% include "ptx/" ~ name ~ ".cuh"
 //% endfor
 //% with type = ptx_type(kernel.dtype), fresh = kernel.dtype == "e4m3"
+//% if not q_is_kept(kernel)
 //% with n = tile.block_kv, a = "shared"
 //% include "ptx/wgmma.cuh"
 //% endwith
-//% for columns in value_columns(kernel)
+//% endif
+//% for columns in products_of_registers(kernel)
 //% with n = columns, a = "registers"
 //% include "ptx/wgmma.cuh"
 //% endwith
@@ -248,6 +250,9 @@ $(parameters(kernel))) {
   Scores s;
   Weights p;
   Accumulator o;
+//% if q_is_kept(kernel)
+  Queries q_rows;
+//% endif
 //% if kernel.scales == "block"
   float key_factor = 1.f;  // the scale of the tile at work
 //% endif
@@ -263,6 +268,9 @@ $(parameters(kernel))) {
     wait(&shared.full_q[at.slot], at.parity);
     const Work& work = shared.works[round % kWorks];
     const int first_query = work.first_query;
+//% if q_is_kept(kernel)
+    if (first_query >= 0) take_queries(q_rows, shared, at.slot, warpgroup);
+//% endif
     const Tiles tiles = tiles_of(work);
     ++round;
     tile = tiles.end - 1, last_tile = tiles.begin;
@@ -297,11 +305,11 @@ $(parameters(kernel))) {
     store_output(shared, o, &$(map_of(kernel, "o")), work, queries_of(work), span_of(work).seq_q$(", group_log2" if kernel.pack_gqa));
   };
   const auto await_keys = [&](int n) {
-    const Turn at = turn<kStages>(n);
+    const Turn at = turn<kKeyStages>(n);
     wait(&shared.full_k[at.slot], at.parity);
   };
   const auto start = [&](int n) {  // the scores of the n-th tile of keys
-    const int slot = n % kStages;
+    const int slot = n % kKeyStages;
 //% if kernel.scales == "block"
     key_factor = normal_factor(shared.key_factors[slot]);
 //% endif
@@ -311,8 +319,12 @@ $(parameters(kernel))) {
     await_turn(warpgroup);
 //% endif
     note(kBegan, n);
+//% if q_is_kept(kernel)
+    start_scores(s, q_rows, descriptor_of(shared.k[slot]));
+//% else
     start_scores(s, descriptor_of(shared.q[(round - 1) % kQStages][warpgroup]),
                  descriptor_of(shared.k[slot]));
+//% endif
   };
 //% if kernel.scaled
   const auto factor_of_scores = [&] {
@@ -455,10 +467,14 @@ $(parameters(kernel))) {
 //% else
   const auto weigh_scores = [&](int n, const Late& late) {
     note(kScored, n);
+//% if q_is_kept(kernel)
+    if (leads) ptx::mbarrier_arrive(&shared.empty_k[n % kKeyStages]);
+//% else
     if (leads) {
-      ptx::mbarrier_arrive(&shared.empty_k[n % kStages]);
+      ptx::mbarrier_arrive(&shared.empty_k[n % kKeyStages]);
       if (tile == last_tile) ptx::mbarrier_arrive(&shared.empty_q[(round - 1) % kQStages]);
     }
+//% endif
     finish(s, 0);
 //% if kernel.bias_dtype
     weigh(s, row, late, $(softmax_factor(kernel)));

@@ -25,23 +25,24 @@ def one(**fields):
     return Tiles.of([Tile(**fields)])
 
 
-# d, dv, block_q, block_kv, stages: tiles of Q, parts of O, bytes of the tiles.
+# d, dv, block_q, block_kv, stages: tiles of Q, parts of O, more of K, bytes of the tiles.
 V3_LAYOUTS = [
-    (64, 64, 192, 128, 2, (2, 1), 2 * 24_576 + 24_576 + 2 * 32_768),
-    (40, 40, 192, 128, 2, (2, 1), 2 * 24_576 + 24_576 + 2 * 32_768),  # whole slabs of 64 columns
-    (128, 128, 128, 128, 2, (2, 1), 2 * 32_768 + 32_768 + 2 * 65_536),
-    (128, 128, 128, 144, 2, (1, 1), 32_768 + 32_768 + 2 * 73_728),
-    (128, 128, 128, 176, 2, (1, 2), 32_768 + 16_384 + 2 * 90_112),
-    (192, 192, 128, 96, 2, (1, 3), 49_152 + 16_384 + 2 * 73_728),
-    (256, 256, 128, 64, 2, (1, 2), 65_536 + 32_768 + 2 * 65_536),
-    (64, 256, 128, 96, 2, (2, 1), 2 * 16_384 + 65_536 + 2 * 61_440),
-    (64, 256, 128, 112, 2, (1, 1), 16_384 + 65_536 + 2 * 71_680),
+    (64, 64, 192, 128, 2, (2, 1, 0), 2 * 24_576 + 24_576 + 2 * 32_768),
+    (40, 40, 192, 128, 2, (2, 1, 0), 2 * 24_576 + 24_576 + 2 * 32_768),  # whole slabs of 64 columns
+    (128, 128, 128, 128, 2, (1, 1, 1), 32_768 + 32_768 + 3 * 32_768 + 2 * 32_768),  # Q is kept
+    (128, 128, 128, 144, 2, (1, 1, 0), 32_768 + 32_768 + 2 * 73_728),
+    (128, 128, 128, 176, 2, (1, 2, 0), 32_768 + 16_384 + 2 * 90_112),
+    (192, 192, 128, 96, 2, (1, 3, 0), 49_152 + 16_384 + 2 * 73_728),
+    (256, 256, 128, 64, 2, (1, 2, 0), 65_536 + 32_768 + 2 * 65_536),
+    (64, 256, 128, 96, 2, (2, 1, 0), 2 * 16_384 + 65_536 + 2 * 61_440),
+    (64, 256, 128, 112, 2, (1, 1, 0), 16_384 + 65_536 + 2 * 71_680),
 ]
 
 
 @pytest.mark.parametrize(("d", "dv", "m", "n", "stages", "layout", "expected"), V3_LAYOUTS)
 def test_v3_lays_out_what_fits(d, dv, m, n, stages, layout, expected):
-    """Two tiles of Q where there is room, O in parts where there is little."""
+    """Two tiles of Q where there is room, or one that leaves for registers and a third K; O in parts
+    where there is little."""
     problem = Problem(head_dim=d, head_dim_v=dv, dtype="bf16")
     tile = Tile(block_q=m, block_kv=n, stages=stages, warps=m // 16)
     assert v3_layout(problem, tile) == layout
@@ -61,9 +62,22 @@ def test_v3_lays_out_what_fits(d, dv, m, n, stages, layout, expected):
     ],
 )
 def test_options_of_v3_keep_registers(options, kept):
-    tiles = one(block_q=128, block_kv=128, stages=2, warps=8)
+    tiles = one(block_q=192, block_kv=128, stages=2, warps=12)
     plain = footprint.registers(Problem(), "v3", "fwd", tiles)[0]
     assert footprint.registers(Problem(**options), "v3", "fwd", tiles)[0] == plain + kept
+
+
+def test_v3_keeps_q_where_registers_are_left():
+    """A quarter of a register a column; not beside a dense bias, nor in three consumers."""
+    two = one(block_q=128, block_kv=128, stages=2, warps=8)
+    three = one(block_q=192, block_kv=128, stages=2, warps=12)
+    for dtype in ("fp16", "bf16"):
+        kept, plain = (
+            footprint.registers(Problem(dtype=dtype), "v3", "fwd", t)[0] for t in (two, three)
+        )
+        assert kept == plain + 128 // 4
+    dense = footprint.registers(Problem(bias="dense"), "v3", "fwd", two)[0]
+    assert dense == footprint.registers(Problem(bias="dense"), "v3", "fwd", three)[0]
 
 
 def test_v1_backward_holds_one_tile_of_everything():

@@ -1,11 +1,11 @@
-// v3_fwd_sm90a_bf16_d33_full_8560c225
+// v3_fwd_sm90a_bf16_d33_full_6f06dedc
 //
-// regenerate  fasim gen v3_fwd_sm90a_bf16_d33_full_8560c225.cu
-// compile     nvcc -std=c++17 -arch=sm_90a -cubin v3_fwd_sm90a_bf16_d33_full_8560c225.cu
-// run alone   nvcc -std=c++17 -gencode arch=compute_90a,code=sm_90a -DFASIM_MAIN v3_fwd_sm90a_bf16_d33_full_8560c225.cu && ./a.out
-// launch      v3_fwd_sm90a_bf16_d33_full_8560c225_pad<<<1875, 128, 0>>>, as planned
-// launch      v3_fwd_sm90a_bf16_d33_full_8560c225<<<128, 384, 160768>>>, as planned
-// launch      v3_fwd_sm90a_bf16_d33_full_8560c225_unpad<<<625, 128, 0>>>, as planned
+// regenerate  fasim gen v3_fwd_sm90a_bf16_d33_full_6f06dedc.cu
+// compile     nvcc -std=c++17 -arch=sm_90a -cubin v3_fwd_sm90a_bf16_d33_full_6f06dedc.cu
+// run alone   nvcc -std=c++17 -gencode arch=compute_90a,code=sm_90a -DFASIM_MAIN v3_fwd_sm90a_bf16_d33_full_6f06dedc.cu && ./a.out
+// launch      v3_fwd_sm90a_bf16_d33_full_6f06dedc_pad<<<1875, 128, 0>>>, as planned
+// launch      v3_fwd_sm90a_bf16_d33_full_6f06dedc<<<128, 384, 134144>>>, as planned
+// launch      v3_fwd_sm90a_bf16_d33_full_6f06dedc_unpad<<<625, 128, 0>>>, as planned
 //
 // arguments
 //   map    q_padded_map  device memory
@@ -36,23 +36,23 @@
 //
 // shared memory
 //   from      0   16384 bytes  Q, slot 0
-//   from  16384   16384 bytes  Q, slot 1
-//   from  32768   16384 bytes  O on its way out
-//   from  49152   18432 bytes  K, slot 0
-//   from  67584   18432 bytes  K, slot 1
-//   from  86016   18432 bytes  K, slot 2
-//   from 104448   18432 bytes  V, slot 0
-//   from 122880   18432 bytes  V, slot 1
-//   from 141312   18432 bytes  V, slot 2
-//   from 159744    1024 bytes  barriers, factors of rows, works
+//   from  16384   16384 bytes  O on its way out
+//   from  32768   14336 bytes  K, slot 0
+//   from  47104   14336 bytes  K, slot 1
+//   from  61440   14336 bytes  K, slot 2
+//   from  75776   14336 bytes  K, slot 3
+//   from  90112   14336 bytes  V, slot 0
+//   from 104448   14336 bytes  V, slot 1
+//   from 118784   14336 bytes  V, slot 2
+//   from 133120    1024 bytes  barriers, factors of rows, works
 //
 // templates, with the first 8 digits of their sha256
 //   9f85390f  device/chunk_address.cuh
 //   b09b16a3  device/fragments.cuh
 //   76c2f1b5  device/integers.cuh
-//   7352699a  device/load_v3.cuh
+//   834ca343  device/load_v3.cuh
 //   1cbf0c76  device/mask.cuh
-//   059f47de  device/matmul_wgmma.cuh
+//   581163b0  device/matmul_wgmma.cuh
 //   06eb1102  device/matrix_descriptor.cuh
 //   772adaad  device/mbarrier.cuh
 //   625b887b  device/pad_rows.cuh
@@ -60,7 +60,7 @@
 //   56ce5a2e  device/rows.cuh
 //   6a818e15  device/schedule.cuh
 //   2e46e33c  device/settled_rows.cuh
-//   ee114dd7  device/shared_v3.cuh
+//   8f95b6b5  device/shared_v3.cuh
 //   ab58227c  device/softmax_in_place.cuh
 //   17509448  device/span.cuh
 //   db6d7e5a  device/store_tma.cuh
@@ -68,8 +68,8 @@
 //   3167b13b  device/timeline.cuh
 //   689d4211  device/turn.cuh
 //   c2706fe3  device/types.cuh
-//   989eef78  kernels/v3_fwd.cu
-//   454b33f2  parts/constants_v3.cuh
+//   fbab2444  kernels/v3_fwd.cu
+//   5d3e87eb  parts/constants_v3.cuh
 //   5a818b86  parts/main_arrays.cuh
 //   92b4175b  parts/main_options.cuh
 //   6ad5c166  parts/main_v3.cu
@@ -83,6 +83,7 @@
 //   422cf4a7  ptx/ex2.cuh
 //   748f3f8d  ptx/fence_mbarrier_init.cuh
 //   3e612fa4  ptx/fence_proxy_async.cuh
+//   5bef9f17  ptx/ldmatrix_x4.cuh
 //   ecba088f  ptx/lg2.cuh
 //   20ab12bf  ptx/mbarrier_arrive.cuh
 //   ab5dda3a  ptx/mbarrier_arrive_expect_tx.cuh
@@ -104,14 +105,14 @@
 // {"gpu": {"arch": "sm_90a", "name": "h200-sxm5-141gb"}, "kernel": {"algo": "v3", "arch": "sm_90a",
 // "bias": "none", "deterministic": false, "dtype": "bf16", "head_dim": 33, "head_dim_v": 33,
 // "mask": "full", "out_dtype": "bf16", "pack_gqa": false, "pass": "fwd", "scales": "none",
-// "softcap": false, "splits": false, "tile": {"block_kv": 144, "block_q": 128, "p_in": "registers",
+// "softcap": false, "splits": false, "tile": {"block_kv": 112, "block_q": 128, "p_in": "registers",
 // "registers": 240, "stages": 3, "step_kv": 0, "warps": 8}, "varlen": false}, "problem": {"batch":
 // 1, "bias": "none", "causal": false, "deterministic": false, "dtype": "bf16", "head_dim": 33,
 // "head_dim_v": 33, "heads": 16, "incoherent": false, "kv_heads": 16, "out_dtype": "bf16", "pass":
 // "fwd", "scale": 0.17407765595569785, "scales": "tensor", "seq": 1000, "seq_kv": 1000, "softcap":
 // 0.0, "varlen": false, "window": [-1, -1]}, "schema": "fasim.plan/1", "slots": 132, "smem_bytes":
-// 160768}
-// ---- the rest of the file has sha256 4388d5e5a4351ab17848cdb9d8b9dcc7610f24a9c1cadb0c31afb3a51164ba68
+// 134144}
+// ---- the rest of the file has sha256 788d10833e29cc8002138f85e0c6cb065323d6111616bd5fc06d8a3800f0e14a
 // FlashAttention-3, forward (Shah et al. 2024, algorithms 1 and 2).
 //
 // A block stays on its SM and works on one tile of queries after the other. One warpgroup, the producer,
@@ -124,7 +125,7 @@
 //   paper   here                    paper   here
 //   B_r     kBlockQ                 T_r     q_blocks
 //   B_c     kBlockKV                T_c     tiles.end - tiles.begin
-//   s       kStages                 m, l    row.max, row.sum
+//   s       kKeyStages, kStages     m, l    row.max, row.sum
 //   O_i     o                       L_i     lse
 //   S, P    s, p
 
@@ -155,19 +156,20 @@ constexpr int kGranule = 16;  // columns, or keys, of a matrix step: 32 bytes
 constexpr int kD = 48;  // as multiplied: whole matrix steps
 constexpr int kDV = 48;
 constexpr int kBlockQ = 128;  // B_r: queries of one tile
-constexpr int kBlockKV = 144;  // B_c: keys of one tile
+constexpr int kBlockKV = 112;  // B_c: keys of one tile
 constexpr int kStepKV = kBlockKV;  // keys whose scores fit the registers at once
 constexpr int kConsumers = 2;  // warpgroups that compute, 64 queries each
 constexpr int kThreads = 128 * (kConsumers + 1);  // and one that loads
 constexpr int kBlocks = 1;  // on an SM
 constexpr int kWarpRows = 16;  // a warp owns whole rows, so softmax stays inside it
 constexpr int kRowTiles = 1;
-constexpr int kStages = 3;  // tiles of K in shared memory, and of V
-constexpr int kQStages = 2;  // tiles of Q
+constexpr int kStages = 3;  // tiles of V in shared memory
+constexpr int kKeyStages = 4;  // of K
+constexpr int kQStages = 1;  // of Q
 constexpr int kOutputParts = 1;  // O leaves a tile in so many parts, to save shared memory
 constexpr int kRegisters = 240;  // of a thread that computes
 constexpr int kLoaderRegisters = 24;  // of one that loads
-constexpr int kSmemBytes = 160768;
+constexpr int kSmemBytes = 134144;
 constexpr bool kCausal = false;
 constexpr float kInfinity = __builtin_huge_valf();
 constexpr float kLn2 = 0.693147180559945f;
@@ -478,6 +480,29 @@ __device__ __forceinline__ void bar_arrive(int barrier, int threads) {
 namespace ptx {
 #ifndef FASIM_EMULATE
 
+// Four 8x8 matrices of 16-bit elements; lane i gives the address of row i % 8 of matrix i / 8.
+// PTX ISA: ldmatrix.
+__device__ __forceinline__ void ldmatrix_x4(u32 (&r)[4], u32 row) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+               : "r"(row)
+               : "memory");
+}
+
+// The same, each matrix transposed.
+__device__ __forceinline__ void ldmatrix_x4_trans(u32 (&r)[4], u32 row) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+               : "r"(row)
+               : "memory");
+}
+
+#endif
+}  // namespace ptx
+
+namespace ptx {
+#ifndef FASIM_EMULATE
+
 // d += a b for one 16x8 tile, 8 deep; d as of m16n8k16. PTX ISA: mma.m16n8k8.
 __device__ __forceinline__ void mma_m16n8k8_bf16(float (&d)[4], const u32 (&a)[2], u32 b0) {
   asm volatile(
@@ -537,31 +562,30 @@ __device__ __forceinline__ u32 cvt_bf16x2(float low, float high) {
 namespace ptx {
 #ifndef FASIM_EMULATE
 
-// d = a b, or d += a b, for 64 x 144 elements, 16 deep, by a warpgroup, in the background.
-// Both a and b describe matrices in shared memory.
+// d = a b, or d += a b, for 64 x 112 elements, 16 deep, by a warpgroup, in the background.
+// Lane 4 g + t of warp w holds rows 16 w + g and 16 w + g + 8 of a, as for mma; b describes a matrix in
+// shared memory.
 // Transposed: it is not the depth that is contiguous, but the rows of a, the columns of b.
 // Lane 4 g + t of warp w: d[4 i + 2 j + k] = row 16 w + g + 8 j, column 8 i + 2 t + k.
 // PTX ISA: wgmma.mma_async.
 // clang-format off
-template <int kTransposeA = 0, int kTransposeB = 0>
+template <int kTransposeB = 0>
 __device__ __forceinline__ void wgmma_m64k16_bf16(
-    float (&d)[72], u64 a, u64 b, bool add) {
+    float (&d)[56], const u32 (&a)[4], u64 b, bool add) {
   asm volatile(
       "{\n"
       ".reg .pred p;\n"
-      "setp.ne.b32 p, %74, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n144k16.f32.bf16.bf16 {"
+      "setp.ne.b32 p, %61, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n112k16.f32.bf16.bf16 {"
       "%0, %1, %2, %3, %4, %5, %6, %7, "
       "%8, %9, %10, %11, %12, %13, %14, %15, "
       "%16, %17, %18, %19, %20, %21, %22, %23, "
       "%24, %25, %26, %27, %28, %29, %30, %31, "
       "%32, %33, %34, %35, %36, %37, %38, %39, "
       "%40, %41, %42, %43, %44, %45, %46, %47, "
-      "%48, %49, %50, %51, %52, %53, %54, %55, "
-      "%56, %57, %58, %59, %60, %61, %62, %63, "
-      "%64, %65, %66, %67, %68, %69, %70, %71}, "
-      "%72, "
-      "%73, p, 1, 1, %75, %76;\n"
+      "%48, %49, %50, %51, %52, %53, %54, %55}, "
+      "{%56, %57, %58, %59}, "
+      "%60, p, 1, 1, %62;\n"
       "}\n"
       :
         "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
@@ -570,11 +594,9 @@ __device__ __forceinline__ void wgmma_m64k16_bf16(
         "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]),
         "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]),
         "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]),
-        "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]),
-        "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63]),
-        "+f"(d[64]), "+f"(d[65]), "+f"(d[66]), "+f"(d[67]), "+f"(d[68]), "+f"(d[69]), "+f"(d[70]), "+f"(d[71])
-      : "l"(a), "l"(b), "r"(int(add))
-      , "n"(kTransposeA), "n"(kTransposeB)
+        "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(int(add))
+      , "n"(kTransposeB)
       : "memory");
 }
 // clang-format on
@@ -699,10 +721,10 @@ constexpr int kWorks = 4;  // that someone may still ask about: the loader is at
 struct Shared {
   SlabTile<64, kSlabs> q[kQStages][kConsumers];
   SlabTile<64, kPartSlabs> o[kConsumers];
-  SlabTile<kBlockKV, kSlabs> k[kStages];
+  SlabTile<kBlockKV, kSlabs> k[kKeyStages];
   SlabTile<kBlockKV, kSlabsV> v[kStages];
   u64 full_q[kQStages], empty_q[kQStages];  // barriers: a tile has arrived, all are done with it
-  u64 full_k[kStages], empty_k[kStages];
+  u64 full_k[kKeyStages], empty_k[kKeyStages];
   u64 full_v[kStages], empty_v[kStages];
   // What O's rows are to be multiplied by: from the softmax of a tile of keys to the end of the products
   // beside it, where their references move in that tile; from the end of their softmax until O leaves, 1 / l.
@@ -713,16 +735,18 @@ struct Shared {
 
 static_assert(sizeof(Shared) == kSmemBytes, "shared memory as planned");
 
-// A warpgroup arrives as one: only its products read these tiles.
+// A warpgroup arrives as one: only its products read these tiles, but for Q, which every warp takes.
 __device__ __forceinline__ void init_barriers(Shared& shared) {
   for (int i = 0; i < kQStages; ++i) {
     ptx::mbarrier_init(&shared.full_q[i], 1);
-    ptx::mbarrier_init(&shared.empty_q[i], kConsumers);
+    ptx::mbarrier_init(&shared.empty_q[i], 4 * kConsumers);
+  }
+  for (int i = 0; i < kKeyStages; ++i) {
+    ptx::mbarrier_init(&shared.full_k[i], 1);
+    ptx::mbarrier_init(&shared.empty_k[i], kConsumers);
   }
   for (int i = 0; i < kStages; ++i) {
-    ptx::mbarrier_init(&shared.full_k[i], 1);
     ptx::mbarrier_init(&shared.full_v[i], 1);
-    ptx::mbarrier_init(&shared.empty_k[i], kConsumers);
     ptx::mbarrier_init(&shared.empty_v[i], kConsumers);
   }
   ptx::fence_mbarrier_init();
@@ -844,7 +868,7 @@ struct Loader {  // its thread's view of the rings of K and V
   const TensorMap* v_map;
   int count_k = 0, count_v = 0;
   __device__ __forceinline__ void load_k(int tile, int head, const Place& keys) {
-    const Turn at = turn<kStages>(count_k++);
+    const Turn at = turn<kKeyStages>(count_k++);
     wait(&shared.empty_k[at.slot], at.parity ^ 1);  // passes at once the first time round
     ptx::mbarrier_arrive_expect_tx(&shared.full_k[at.slot], sizeof(shared.k[0]));
     load_slabs(shared.k[at.slot], k_map, &shared.full_k[at.slot], keys.row + tile * kBlockKV, head,
@@ -1013,15 +1037,27 @@ __device__ __forceinline__ float (&flat(float (&x)[1][kTiles][4]))[4 * kTiles] {
   return reinterpret_cast<float (&)[4 * kTiles]>(x);
 }
 
-// Starts s = Q K^T: both lie with the head dimension contiguous, a step's columns are 32 bytes of a row.
-__device__ __forceinline__ void start_scores(Scores& s, u64 q, u64 k) {
+using Queries = u32[kD / 16][4];  // left operands of 16 columns each
+
+// A warp takes its rows of Q, whose place then serves the next tile's.
+__device__ __forceinline__ void take_queries(Queries& q, Shared& shared, int slot, int consumer) {
+  const int lane = threadIdx.x % 32, row = threadIdx.x % 128 / 32 * kWarpRows + lane % 16;
+#pragma unroll
+  for (int step = 0; step < kD / 16; ++step) {
+    ptx::ldmatrix_x4(q[step], chunk_address(shared.q[slot][consumer], row, 2 * step + lane / 16));
+  }
+  __syncwarp();  // all lanes have read
+  if (lane == 0) ptx::mbarrier_arrive(&shared.empty_q[slot]);
+}
+
+// Starts s = Q K^T: Q in registers, K with the head dimension contiguous, of which a step has 32 bytes.
+__device__ __forceinline__ void start_scores(Scores& s, const Queries& q, u64 k) {
   ptx::wgmma_fence();
 #pragma unroll
   for (int step = 0; step < kD / kGranule; ++step) {
     const u32 column = step % 4 * 32, slab = step / 4;
-    const u64 left = further(q, slab * 64 * 128 + column);
     const u64 right = further(k, slab * kBlockKV * 128 + column);
-    ptx::wgmma_m64k16_bf16(flat(s), left, right, step > 0);
+    ptx::wgmma_m64k16_bf16<0>(flat(s), q[step], right, step > 0);
   }
   ptx::wgmma_commit_group();
 }
@@ -1295,7 +1331,7 @@ __device__ __forceinline__ void pad_chunk(Element* wide, const Element* x, i64 r
 
 // clang-format off
 extern "C" __global__ void __launch_bounds__(kPadders)
-v3_fwd_sm90a_bf16_d33_full_8560c225_pad(
+v3_fwd_sm90a_bf16_d33_full_6f06dedc_pad(
     const __grid_constant__ TensorMap q_padded_map, const __grid_constant__ TensorMap k_padded_map,
     const __grid_constant__ TensorMap v_padded_map, const __grid_constant__ TensorMap o_padded_map,
     const Element* __restrict__ q, const Element* __restrict__ k, const Element* __restrict__ v,
@@ -1331,7 +1367,7 @@ v3_fwd_sm90a_bf16_d33_full_8560c225_pad(
 }
 // clang-format off
 extern "C" __global__ void __launch_bounds__(kPadders)
-v3_fwd_sm90a_bf16_d33_full_8560c225_unpad(
+v3_fwd_sm90a_bf16_d33_full_6f06dedc_unpad(
     const __grid_constant__ TensorMap q_padded_map, const __grid_constant__ TensorMap k_padded_map,
     const __grid_constant__ TensorMap v_padded_map, const __grid_constant__ TensorMap o_padded_map,
     const Element* __restrict__ q, const Element* __restrict__ k, const Element* __restrict__ v,
@@ -1367,7 +1403,7 @@ __device__ __forceinline__ void await_turn(int consumer) {
 // ---- Kernel -------------------------------------------------------------------------------------
 // clang-format off
 extern "C" __global__ void __launch_bounds__(kThreads, kBlocks)
-v3_fwd_sm90a_bf16_d33_full_8560c225(
+v3_fwd_sm90a_bf16_d33_full_6f06dedc(
     const __grid_constant__ TensorMap q_padded_map, const __grid_constant__ TensorMap k_padded_map,
     const __grid_constant__ TensorMap v_padded_map, const __grid_constant__ TensorMap o_padded_map,
     const Element* __restrict__ q, const Element* __restrict__ k, const Element* __restrict__ v,
@@ -1408,6 +1444,7 @@ v3_fwd_sm90a_bf16_d33_full_8560c225(
   Scores s;
   Weights p;
   Accumulator o;
+  Queries q_rows;
   RowState row;
   int round = 0, tile = 0, last_tile = 0;
   Tiles whole = {0, 0};
@@ -1417,6 +1454,7 @@ v3_fwd_sm90a_bf16_d33_full_8560c225(
     wait(&shared.full_q[at.slot], at.parity);
     const Work& work = shared.works[round % kWorks];
     const int first_query = work.first_query;
+    if (first_query >= 0) take_queries(q_rows, shared, at.slot, warpgroup);
     const Tiles tiles = tiles_of(work);
     ++round;
     tile = tiles.end - 1, last_tile = tiles.begin;
@@ -1433,17 +1471,16 @@ v3_fwd_sm90a_bf16_d33_full_8560c225(
     store_output(shared, o, &o_padded_map, work, queries_of(work), span_of(work).seq_q);
   };
   const auto await_keys = [&](int n) {
-    const Turn at = turn<kStages>(n);
+    const Turn at = turn<kKeyStages>(n);
     wait(&shared.full_k[at.slot], at.parity);
   };
   const auto start = [&](int n) {  // the scores of the n-th tile of keys
-    const int slot = n % kStages;
+    const int slot = n % kKeyStages;
     note(kAsked, n);
     await_keys(n);
     await_turn(warpgroup);
     note(kBegan, n);
-    start_scores(s, descriptor_of(shared.q[(round - 1) % kQStages][warpgroup]),
-                 descriptor_of(shared.k[slot]));
+    start_scores(s, q_rows, descriptor_of(shared.k[slot]));
   };
   // From products to what softmax sees, for the keys from the tile's `column`-th on.
   const auto finish = [&](auto& s, int column) {
@@ -1456,10 +1493,7 @@ v3_fwd_sm90a_bf16_d33_full_8560c225(
   };
   const auto weigh_scores = [&](int n, const Late& late) {
     note(kScored, n);
-    if (leads) {
-      ptx::mbarrier_arrive(&shared.empty_k[n % kStages]);
-      if (tile == last_tile) ptx::mbarrier_arrive(&shared.empty_q[(round - 1) % kQStages]);
-    }
+    if (leads) ptx::mbarrier_arrive(&shared.empty_k[n % kKeyStages]);
     finish(s, 0);
     weigh(s, row, late, scale_log2, [&](FewScores& few, int column) {
       const Work& work = shared.works[(round - 1) % kWorks];
@@ -1631,7 +1665,7 @@ int main(int argc, char** argv) {
   const int q_blocks = (seq_q + kBlockQ - 1) / kBlockQ, tiles = batch * heads * q_blocks;
   const int grid = blocks < tiles ? blocks : tiles;
   const int heads_together = 1;
-  const auto kernel = v3_fwd_sm90a_bf16_d33_full_8560c225;
+  const auto kernel = v3_fwd_sm90a_bf16_d33_full_6f06dedc;
   cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSmemBytes);
   cudaEvent_t start, stop;
   cudaEventCreate(&start);
@@ -1639,7 +1673,7 @@ int main(int argc, char** argv) {
   float ms = 0;
   for (int run = 0; run < 2; ++run) {  // the second one counts
     cudaEventRecord(start);
-    v3_fwd_sm90a_bf16_d33_full_8560c225_pad<<<blocks_for(to_pad), kPadders>>>(
+    v3_fwd_sm90a_bf16_d33_full_6f06dedc_pad<<<blocks_for(to_pad), kPadders>>>(
         q_padded_map, k_padded_map, v_padded_map, o_padded_map, q, k, v, O, q_padded, k_padded,
         v_padded, o_padded, lse, batch, heads, kv_heads, seq_q, seq_kv, heads_together, q_strides,
         k_strides, v_strides, q_padded_strides, k_padded_strides, scale_log2);
@@ -1648,7 +1682,7 @@ int main(int argc, char** argv) {
         v_padded, o_padded, lse, batch, heads, kv_heads, seq_q, seq_kv, heads_together, q_strides,
         k_strides, v_strides, q_padded_strides, k_padded_strides, scale_log2);
     const int unpad_grid = blocks_for(rows * kChunks<kHeadDimV>);
-    v3_fwd_sm90a_bf16_d33_full_8560c225_unpad<<<unpad_grid, kPadders>>>(
+    v3_fwd_sm90a_bf16_d33_full_6f06dedc_unpad<<<unpad_grid, kPadders>>>(
         q_padded_map, k_padded_map, v_padded_map, o_padded_map, q, k, v, O, q_padded, k_padded,
         v_padded, o_padded, lse, batch, heads, kv_heads, seq_q, seq_kv, heads_together, q_strides,
         k_strides, v_strides, q_padded_strides, k_padded_strides, scale_log2);
