@@ -414,10 +414,12 @@ class KernelSpec:
 
     @property
     def _v3_sizes(self) -> tuple[str, ...]:
-        if not self.varlen:
-            return V3_GROUPED_SIZES if self.pack_gqa else V3_SIZES
+        if self.pack_gqa:
+            return V3_GROUPED_SIZES
         copies_keys = self.scaled or set(self.padded_tensors) & {"k", "v"}
-        return tuple(n for n in V3_PACKED_SIZES if n != "longest_k" or copies_keys)
+        sizes = V3_PACKED_SIZES if self.varlen else V3_SIZES
+        unused = () if copies_keys else ("longest_k",)
+        return (*(n for n in sizes if n not in unused), *["group"] * bool(self.rescored))
 
     @property
     def asks_slots(self) -> bool:
@@ -720,7 +722,7 @@ class Plan:
             **dict(zip(SIZES, (p.heads, p.kv_heads, p.seq, p.seq_kv), strict=True)),
             **{"longest_q": p.seq, "longest_k": p.seq_kv, "total_q": tokens[0], "splits": splits},
             **{"batch": p.batch, "heads_together": self._heads_together(p)},
-            "group_log2": p.group.bit_length() - 1,
+            **{"group": p.group, "group_log2": p.group.bit_length() - 1},
             "bias_strides": contiguous_strides((p.batch, p.heads, p.seq, p.seq_kv))[:3],
             **{f"{name}_strides": tuple(steps) for name, steps in strides.items()},
             **_factors(problem),

@@ -39,27 +39,27 @@
 //   9f85390f  device/chunk_address.cuh
 //   b09b16a3  device/fragments.cuh
 //   76c2f1b5  device/integers.cuh
-//   834ca343  device/load_v3.cuh
+//   5b839c1b  device/load_v3.cuh
 //   65cba611  device/mask_groups.cuh
 //   581163b0  device/matmul_wgmma.cuh
 //   06eb1102  device/matrix_descriptor.cuh
 //   772adaad  device/mbarrier.cuh
-//   3ea675e4  device/rescore.cuh
+//   deefc245  device/rescore.cuh
 //   56ce5a2e  device/rows.cuh
 //   6a818e15  device/schedule.cuh
 //   2e46e33c  device/settled_rows.cuh
-//   8f95b6b5  device/shared_v3.cuh
+//   29b667e6  device/shared_v3.cuh
 //   ab58227c  device/softmax_in_place.cuh
 //   db6d7e5a  device/store_tma.cuh
 //   567f0171  device/tensor_map.cuh
 //   3167b13b  device/timeline.cuh
 //   689d4211  device/turn.cuh
 //   c2706fe3  device/types.cuh
-//   fbab2444  kernels/v3_fwd.cu
+//   11e46b47  kernels/v3_fwd.cu
 //   5d3e87eb  parts/constants_v3.cuh
 //   5a818b86  parts/main_arrays.cuh
 //   92b4175b  parts/main_options.cuh
-//   6ad5c166  parts/main_v3.cu
+//   0fa78d0f  parts/main_v3.cu
 //   5af47db7  ptx/bar_arrive.cuh
 //   18bd1382  ptx/bar_sync.cuh
 //   f0e3942d  ptx/clock64.cuh
@@ -100,7 +100,7 @@
 // "fwd", "scale": 0.08838834764831843, "scales": "tensor", "seq": 16, "seq_kv": 8192, "softcap":
 // 0.0, "varlen": false, "window": [-1, -1]}, "schema": "fasim.plan/1", "slots": 132, "smem_bytes":
 // 222208}
-// ---- the rest of the file has sha256 1f21da4bbf25cc72d26327284ede98cce038dc6c98dc8a40d058d7ed02dcd939
+// ---- the rest of the file has sha256 047e7e754f514b39108f35f43f918d6bff8ebc07fff80abcc28f80f074ec8042
 // FlashAttention-3, forward (Shah et al. 2024, algorithms 1 and 2).
 //
 // A block stays on its SM and works on one tile of queries after the other. One warpgroup, the producer,
@@ -746,7 +746,6 @@ struct alignas(1024) SlabTile {
 struct Work {  // a tile of queries, of one head; first_query < 0: there is no more
   int first_query, head;
   int batch;
-  int kv_head;  // the loader divides, who has the registers for it
 };
 
 constexpr int kWorks = 4;  // that someone may still ask about: the loader is at most two ahead
@@ -945,8 +944,7 @@ __device__ __forceinline__ void load_all(Loader& loader, const TensorMap* q_map,
   Place before_keys = {0, 0};
   for (int round = 0;; ++round) {
     const Turn at = turn<kQStages>(round);
-    Work work = work_of(round);
-    work.kv_head = work.head;
+    const Work work = work_of(round);
     wait(&shared.empty_q[at.slot], at.parity ^ 1);
     shared.works[round % kWorks] = work;
     if (work.first_query < 0) {
@@ -962,7 +960,7 @@ __device__ __forceinline__ void load_all(Loader& loader, const TensorMap* q_map,
                   queries.batch);
     }
     note(kLoadQ, loader.count_k);
-    const int kv_head = work.kv_head;
+    const int kv_head = work.head;
     const Tiles tiles = tiles_of(work);
     for (int tile = tiles.end - 1; tile >= tiles.begin; --tile) {
       loader.load_k(tile, kv_head, keys);
@@ -1047,7 +1045,7 @@ __device__ __forceinline__ HeadRows query_rows(const Element* q, const Strides& 
 
 __device__ __forceinline__ HeadRows key_rows(const Element* k, const Strides& strides,
                                              const Work& work, const Span& span) {
-  const i64 head = work.kv_head * strides.head;
+  const i64 head = work.head * strides.head;
   return {k + work.batch * strides.batch + head, strides.seq, span.seq_kv};
 }
 

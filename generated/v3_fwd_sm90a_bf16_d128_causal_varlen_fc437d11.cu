@@ -21,6 +21,7 @@
 //   i32    longest_q   4096
 //   i32    total_q     65536
 //   i32    heads_together  33
+//   i32    group       4
 //   i64x3  q_strides   (0, 128, 4096)
 //   i64x3  k_strides   (0, 128, 1024)
 //   f32    scale_log2  0.12751743082459868
@@ -39,16 +40,16 @@
 //   9f85390f  device/chunk_address.cuh
 //   b09b16a3  device/fragments.cuh
 //   76c2f1b5  device/integers.cuh
-//   834ca343  device/load_v3.cuh
+//   5b839c1b  device/load_v3.cuh
 //   1cbf0c76  device/mask.cuh
 //   581163b0  device/matmul_wgmma.cuh
 //   06eb1102  device/matrix_descriptor.cuh
 //   772adaad  device/mbarrier.cuh
-//   3ea675e4  device/rescore.cuh
+//   deefc245  device/rescore.cuh
 //   56ce5a2e  device/rows.cuh
 //   6a818e15  device/schedule.cuh
 //   2e46e33c  device/settled_rows.cuh
-//   8f95b6b5  device/shared_v3.cuh
+//   29b667e6  device/shared_v3.cuh
 //   ab58227c  device/softmax_in_place.cuh
 //   17509448  device/span.cuh
 //   db6d7e5a  device/store_tma.cuh
@@ -57,11 +58,11 @@
 //   689d4211  device/turn.cuh
 //   c2706fe3  device/types.cuh
 //   22b08741  device/varlen.cuh
-//   fbab2444  kernels/v3_fwd.cu
+//   11e46b47  kernels/v3_fwd.cu
 //   5d3e87eb  parts/constants_v3.cuh
 //   5a818b86  parts/main_arrays.cuh
 //   92b4175b  parts/main_options.cuh
-//   6ad5c166  parts/main_v3.cu
+//   0fa78d0f  parts/main_v3.cu
 //   5af47db7  ptx/bar_arrive.cuh
 //   18bd1382  ptx/bar_sync.cuh
 //   f0e3942d  ptx/clock64.cuh
@@ -101,7 +102,7 @@
 // "fwd", "scale": 0.08838834764831843, "scales": "tensor", "seq": 4096, "seq_kv": 4096, "softcap":
 // 0.0, "varlen": true, "window": [-1, -1]}, "schema": "fasim.plan/1", "slots": 132, "smem_bytes":
 // 230400}
-// ---- the rest of the file has sha256 eccb0208445e17ecca2926404a37de01f161f0e9ee724943719ff6f9bc7ea206
+// ---- the rest of the file has sha256 28e33a6df79a0f14f10909e2737a8f837568c72cedb914935d7f7e8379058bcc
 // FlashAttention-3, forward (Shah et al. 2024, algorithms 1 and 2).
 //
 // A block stays on its SM and works on one tile of queries after the other. One warpgroup, the producer,
@@ -681,7 +682,6 @@ struct alignas(1024) SlabTile {
 struct Work {  // a tile of queries, of one head; first_query < 0: there is no more
   int first_query, head;
   Sequence sequence;
-  int kv_head;  // the loader divides, who has the registers for it
 };
 
 constexpr int kWorks = 4;  // that someone may still ask about: the loader is at most two ahead
@@ -886,8 +886,7 @@ __device__ __forceinline__ void load_all(Loader& loader, const TensorMap* q_map,
   Place before_keys = {0, 0};
   for (int round = 0;; ++round) {
     const Turn at = turn<kQStages>(round);
-    Work work = work_of(round);
-    work.kv_head = work.head / group;
+    const Work work = work_of(round);
     wait(&shared.empty_q[at.slot], at.parity ^ 1);
     shared.works[round % kWorks] = work;
     if (work.first_query < 0) {
@@ -903,7 +902,7 @@ __device__ __forceinline__ void load_all(Loader& loader, const TensorMap* q_map,
                  queries.batch);
     }
     note(kLoadQ, loader.count_k);
-    const int kv_head = work.kv_head;
+    const int kv_head = work.head / group;
     const Tiles tiles = tiles_of(work);
     for (int tile = tiles.end - 1; tile >= tiles.begin; --tile) {
       loader.load_k(tile, kv_head, keys);
@@ -981,9 +980,10 @@ __device__ __forceinline__ HeadRows query_rows(const Element* q, const Strides& 
   return {q + work.sequence.q * strides.seq + head, strides.seq, span.seq_q};
 }
 
+// The group is a parameter of the kernel: a quotient of two would be kept in a register all along.
 __device__ __forceinline__ HeadRows key_rows(const Element* k, const Strides& strides,
-                                             const Work& work, const Span& span) {
-  const i64 head = work.kv_head * strides.head;
+                                             const Work& work, const Span& span, int group) {
+  const i64 head = work.head / group * strides.head;
   return {k + work.sequence.k * strides.seq + head, strides.seq, span.seq_kv};
 }
 
@@ -1313,7 +1313,7 @@ v3_fwd_sm90a_bf16_d128_causal_varlen_fc437d11(
     const Element* __restrict__ q, const Element* __restrict__ k, float* __restrict__ lse,
     const int* __restrict__ cu_seqlens_q, const int* __restrict__ cu_seqlens_k, const int batch,
     const int heads, const int kv_heads, const int longest_q, const int total_q,
-    const int heads_together, const Strides q_strides, const Strides k_strides,
+    const int heads_together, const int group, const Strides q_strides, const Strides k_strides,
     const float scale_log2) {
   // clang-format on
   extern __shared__ __align__(1024) unsigned char smem_raw[];
@@ -1346,7 +1346,7 @@ v3_fwd_sm90a_bf16_d128_causal_varlen_fc437d11(
       const Work work = next_work(next, grid, cu_seqlens_q, cu_seqlens_k);
       return work;
     };
-    load_all(loader, &q_map, heads / kv_heads, work_of, queries_of, keys_of, tiles_of);
+    load_all(loader, &q_map, group, work_of, queries_of, keys_of, tiles_of);
     return;
   }
 
@@ -1412,7 +1412,7 @@ v3_fwd_sm90a_bf16_d128_causal_varlen_fc437d11(
       const Work& work = shared.works[(round - 1) % kWorks];
       const Span span = span_of(work);
       few_scores(few, query_rows(q, q_strides, work, span), work.first_query,
-                 key_rows(k, k_strides, work, span), tile * kBlockKV + column);
+                 key_rows(k, k_strides, work, span, group), tile * kBlockKV + column);
       finish(few, column);
     });
     note(kWeighed, n);
@@ -1558,6 +1558,7 @@ int main(int argc, char** argv) {
   const int batch = size(1, 1), heads = size(2, 16), kv_heads = size(3, heads);
   const int seq_q = size(4, 4096), seq_kv = size(5, seq_q);
   const i64 rows = i64(batch) * heads * seq_q, keys = i64(batch) * kv_heads * seq_kv;
+  const int group = heads / kv_heads;
 
   const float scale_log2 = 1.442695041f / sqrtf(kHeadDim);
   const int longest_q = seq_q, longest_k = seq_kv, total_q = batch * seq_q;
@@ -1591,7 +1592,7 @@ int main(int argc, char** argv) {
     cudaEventRecord(start);
     kernel<<<grid, kThreads, kSmemBytes>>>(q_map, k_map, v_map, o_map, q, k, lse, cu_seqlens_q,
                                            cu_seqlens_k, batch, heads, kv_heads, longest_q, total_q,
-                                           heads_together, q_strides, k_strides, scale_log2);
+                                           heads_together, group, q_strides, k_strides, scale_log2);
     cudaEventRecord(stop);
     cudaEventSynchronize(stop);
     cudaEventElapsedTime(&ms, start, stop);

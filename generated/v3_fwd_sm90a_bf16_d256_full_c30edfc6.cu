@@ -19,6 +19,7 @@
 //   i32    seq_q       4096
 //   i32    seq_kv      4096
 //   i32    heads_together  1
+//   i32    group       1
 //   i64x3  q_strides   (8388608, 1048576, 256)
 //   i64x3  k_strides   (8388608, 1048576, 256)
 //   f32    scale_log2  0.09016844005556021
@@ -36,16 +37,16 @@
 //   9f85390f  device/chunk_address.cuh
 //   b09b16a3  device/fragments.cuh
 //   76c2f1b5  device/integers.cuh
-//   834ca343  device/load_v3.cuh
+//   5b839c1b  device/load_v3.cuh
 //   1cbf0c76  device/mask.cuh
 //   581163b0  device/matmul_wgmma.cuh
 //   06eb1102  device/matrix_descriptor.cuh
 //   772adaad  device/mbarrier.cuh
-//   3ea675e4  device/rescore.cuh
+//   deefc245  device/rescore.cuh
 //   56ce5a2e  device/rows.cuh
 //   6a818e15  device/schedule.cuh
 //   2e46e33c  device/settled_rows.cuh
-//   8f95b6b5  device/shared_v3.cuh
+//   29b667e6  device/shared_v3.cuh
 //   ab58227c  device/softmax_in_place.cuh
 //   17509448  device/span.cuh
 //   db6d7e5a  device/store_tma.cuh
@@ -53,11 +54,11 @@
 //   3167b13b  device/timeline.cuh
 //   689d4211  device/turn.cuh
 //   c2706fe3  device/types.cuh
-//   fbab2444  kernels/v3_fwd.cu
+//   11e46b47  kernels/v3_fwd.cu
 //   5d3e87eb  parts/constants_v3.cuh
 //   5a818b86  parts/main_arrays.cuh
 //   92b4175b  parts/main_options.cuh
-//   6ad5c166  parts/main_v3.cu
+//   0fa78d0f  parts/main_v3.cu
 //   5af47db7  ptx/bar_arrive.cuh
 //   18bd1382  ptx/bar_sync.cuh
 //   f0e3942d  ptx/clock64.cuh
@@ -96,7 +97,7 @@
 // "fwd", "scale": 0.0625, "scales": "tensor", "seq": 4096, "seq_kv": 4096, "softcap": 0.0,
 // "varlen": false, "window": [-1, -1]}, "schema": "fasim.plan/1", "slots": 132, "smem_bytes":
 // 230400}
-// ---- the rest of the file has sha256 0938ac6af3ee8e7189f9e3d821ffb0053e29cdd4b35f1b15da7d67b6906258d7
+// ---- the rest of the file has sha256 69fbb8aa727403ad57d44f52f5a4f105c6fe9f73dc5e0740a4d806d560cd2a61
 // FlashAttention-3, forward (Shah et al. 2024, algorithms 1 and 2).
 //
 // A block stays on its SM and works on one tile of queries after the other. One warpgroup, the producer,
@@ -693,7 +694,6 @@ struct alignas(1024) SlabTile {
 struct Work {  // a tile of queries, of one head; first_query < 0: there is no more
   int first_query, head;
   int batch;
-  int kv_head;  // the loader divides, who has the registers for it
 };
 
 constexpr int kWorks = 4;  // that someone may still ask about: the loader is at most two ahead
@@ -877,8 +877,7 @@ __device__ __forceinline__ void load_all(Loader& loader, const TensorMap* q_map,
   Place before_keys = {0, 0};
   for (int round = 0;; ++round) {
     const Turn at = turn<kQStages>(round);
-    Work work = work_of(round);
-    work.kv_head = work.head / group;
+    const Work work = work_of(round);
     wait(&shared.empty_q[at.slot], at.parity ^ 1);
     shared.works[round % kWorks] = work;
     if (work.first_query < 0) {
@@ -894,7 +893,7 @@ __device__ __forceinline__ void load_all(Loader& loader, const TensorMap* q_map,
                  queries.batch);
     }
     note(kLoadQ, loader.count_k);
-    const int kv_head = work.kv_head;
+    const int kv_head = work.head / group;
     const Tiles tiles = tiles_of(work);
     for (int tile = tiles.end - 1; tile >= tiles.begin; --tile) {
       loader.load_k(tile, kv_head, keys);
@@ -972,9 +971,10 @@ __device__ __forceinline__ HeadRows query_rows(const Element* q, const Strides& 
   return {q + work.batch * strides.batch + head, strides.seq, span.seq_q};
 }
 
+// The group is a parameter of the kernel: a quotient of two would be kept in a register all along.
 __device__ __forceinline__ HeadRows key_rows(const Element* k, const Strides& strides,
-                                             const Work& work, const Span& span) {
-  const i64 head = work.kv_head * strides.head;
+                                             const Work& work, const Span& span, int group) {
+  const i64 head = work.head / group * strides.head;
   return {k + work.batch * strides.batch + head, strides.seq, span.seq_kv};
 }
 
@@ -1291,7 +1291,7 @@ v3_fwd_sm90a_bf16_d256_full_c30edfc6(
     const __grid_constant__ TensorMap v_map, const __grid_constant__ TensorMap o_map,
     const Element* __restrict__ q, const Element* __restrict__ k, float* __restrict__ lse,
     const int batch, const int heads, const int kv_heads, const int seq_q, const int seq_kv,
-    const int heads_together, const Strides q_strides, const Strides k_strides,
+    const int heads_together, const int group, const Strides q_strides, const Strides k_strides,
     const float scale_log2) {
   // clang-format on
   extern __shared__ __align__(1024) unsigned char smem_raw[];
@@ -1313,7 +1313,7 @@ v3_fwd_sm90a_bf16_d256_full_c30edfc6(
     Loader loader = {shared, &k_map, &v_map};
     const Grid grid = {batch, heads, seq_q, heads_together};
     const auto work_of = [&](int round) { return work_at(round, grid); };
-    load_all(loader, &q_map, heads / kv_heads, work_of, queries_of, keys_of, tiles_of);
+    load_all(loader, &q_map, group, work_of, queries_of, keys_of, tiles_of);
     return;
   }
 
@@ -1381,7 +1381,7 @@ v3_fwd_sm90a_bf16_d256_full_c30edfc6(
       const Work& work = shared.works[(round - 1) % kWorks];
       const Span span = span_of(work);
       few_scores(few, query_rows(q, q_strides, work, span), work.first_query,
-                 key_rows(k, k_strides, work, span), tile * kBlockKV + column);
+                 key_rows(k, k_strides, work, span, group), tile * kBlockKV + column);
       finish(few, column);
     });
     note(kWeighed, n);
@@ -1514,6 +1514,7 @@ int main(int argc, char** argv) {
   const int batch = size(1, 1), heads = size(2, 16), kv_heads = size(3, heads);
   const int seq_q = size(4, 4096), seq_kv = size(5, seq_q);
   const i64 rows = i64(batch) * heads * seq_q, keys = i64(batch) * kv_heads * seq_kv;
+  const int group = heads / kv_heads;
 
   const float scale_log2 = 1.442695041f / sqrtf(kHeadDim);
 
@@ -1542,8 +1543,8 @@ int main(int argc, char** argv) {
   for (int run = 0; run < 2; ++run) {  // the second one counts
     cudaEventRecord(start);
     kernel<<<grid, kThreads, kSmemBytes>>>(q_map, k_map, v_map, o_map, q, k, lse, batch, heads,
-                                           kv_heads, seq_q, seq_kv, heads_together, q_strides,
-                                           k_strides, scale_log2);
+                                           kv_heads, seq_q, seq_kv, heads_together, group,
+                                           q_strides, k_strides, scale_log2);
     cudaEventRecord(stop);
     cudaEventSynchronize(stop);
     cudaEventElapsedTime(&ms, start, stop);

@@ -19,6 +19,7 @@
 //   i32    seq_q       8192
 //   i32    seq_kv      8192
 //   i32    heads_together  16
+//   i32    group       2
 //   i64x3  q_strides   (33554432, 2097152, 256)
 //   i64x3  k_strides   (16777216, 2097152, 256)
 //   f32    softcap_scale  0.00125
@@ -39,29 +40,29 @@
 //   9f85390f  device/chunk_address.cuh
 //   b09b16a3  device/fragments.cuh
 //   76c2f1b5  device/integers.cuh
-//   834ca343  device/load_v3.cuh
+//   5b839c1b  device/load_v3.cuh
 //   1cbf0c76  device/mask.cuh
 //   581163b0  device/matmul_wgmma.cuh
 //   06eb1102  device/matrix_descriptor.cuh
 //   772adaad  device/mbarrier.cuh
-//   3ea675e4  device/rescore.cuh
+//   deefc245  device/rescore.cuh
 //   56ce5a2e  device/rows.cuh
 //   6a818e15  device/schedule.cuh
 //   23af4307  device/score.cuh
 //   2aadce9b  device/score_rows.cuh
 //   2e46e33c  device/settled_rows.cuh
-//   8f95b6b5  device/shared_v3.cuh
+//   29b667e6  device/shared_v3.cuh
 //   ab58227c  device/softmax_in_place.cuh
 //   db6d7e5a  device/store_tma.cuh
 //   567f0171  device/tensor_map.cuh
 //   3167b13b  device/timeline.cuh
 //   689d4211  device/turn.cuh
 //   c2706fe3  device/types.cuh
-//   fbab2444  kernels/v3_fwd.cu
+//   11e46b47  kernels/v3_fwd.cu
 //   5d3e87eb  parts/constants_v3.cuh
 //   5a818b86  parts/main_arrays.cuh
 //   92b4175b  parts/main_options.cuh
-//   6ad5c166  parts/main_v3.cu
+//   0fa78d0f  parts/main_v3.cu
 //   5af47db7  ptx/bar_arrive.cuh
 //   18bd1382  ptx/bar_sync.cuh
 //   f0e3942d  ptx/clock64.cuh
@@ -101,7 +102,7 @@
 // "fwd", "scale": 0.0625, "scales": "tensor", "seq": 8192, "seq_kv": 8192, "softcap": 50.0,
 // "varlen": false, "window": [4095, 0]}, "schema": "fasim.plan/1", "slots": 132, "smem_bytes":
 // 230400}
-// ---- the rest of the file has sha256 49dd9dbbcafe27af76a4a216a2f03657023db0c888545fc3792e254f23d753af
+// ---- the rest of the file has sha256 f7e5dc10c3def55e36016759f90368442bbe2767f46a89303e3ad0afeab6086e
 // FlashAttention-3, forward (Shah et al. 2024, algorithms 1 and 2).
 //
 // A block stays on its SM and works on one tile of queries after the other. One warpgroup, the producer,
@@ -711,7 +712,6 @@ struct alignas(1024) SlabTile {
 struct Work {  // a tile of queries, of one head; first_query < 0: there is no more
   int first_query, head;
   int batch;
-  int kv_head;  // the loader divides, who has the registers for it
 };
 
 constexpr int kWorks = 4;  // that someone may still ask about: the loader is at most two ahead
@@ -941,8 +941,7 @@ __device__ __forceinline__ void load_all(Loader& loader, const TensorMap* q_map,
   Place before_keys = {0, 0};
   for (int round = 0;; ++round) {
     const Turn at = turn<kQStages>(round);
-    Work work = work_of(round);
-    work.kv_head = work.head / group;
+    const Work work = work_of(round);
     wait(&shared.empty_q[at.slot], at.parity ^ 1);
     shared.works[round % kWorks] = work;
     if (work.first_query < 0) {
@@ -958,7 +957,7 @@ __device__ __forceinline__ void load_all(Loader& loader, const TensorMap* q_map,
                  queries.batch);
     }
     note(kLoadQ, loader.count_k);
-    const int kv_head = work.kv_head;
+    const int kv_head = work.head / group;
     const Tiles tiles = tiles_of(work);
     for (int tile = tiles.end - 1; tile >= tiles.begin; --tile) {
       loader.load_k(tile, kv_head, keys);
@@ -1036,9 +1035,10 @@ __device__ __forceinline__ HeadRows query_rows(const Element* q, const Strides& 
   return {q + work.batch * strides.batch + head, strides.seq, span.seq_q};
 }
 
+// The group is a parameter of the kernel: a quotient of two would be kept in a register all along.
 __device__ __forceinline__ HeadRows key_rows(const Element* k, const Strides& strides,
-                                             const Work& work, const Span& span) {
-  const i64 head = work.kv_head * strides.head;
+                                             const Work& work, const Span& span, int group) {
+  const i64 head = work.head / group * strides.head;
   return {k + work.batch * strides.batch + head, strides.seq, span.seq_kv};
 }
 
@@ -1355,7 +1355,7 @@ v3_fwd_sm90a_bf16_d256_window_softcap_add9a16c(
     const __grid_constant__ TensorMap v_map, const __grid_constant__ TensorMap o_map,
     const Element* __restrict__ q, const Element* __restrict__ k, float* __restrict__ lse,
     const int batch, const int heads, const int kv_heads, const int seq_q, const int seq_kv,
-    const int heads_together, const Strides q_strides, const Strides k_strides,
+    const int heads_together, const int group, const Strides q_strides, const Strides k_strides,
     const float softcap_scale, const float softcap_log2, const int window_left,
     const int window_right) {
   // clang-format on
@@ -1378,7 +1378,7 @@ v3_fwd_sm90a_bf16_d256_window_softcap_add9a16c(
     Loader loader = {shared, &k_map, &v_map};
     const Grid grid = {batch, heads, seq_q, heads_together};
     const auto work_of = [&](int round) { return work_at(round, grid); };
-    load_all(loader, &q_map, heads / kv_heads, work_of, queries_of, keys_of, tiles_of);
+    load_all(loader, &q_map, group, work_of, queries_of, keys_of, tiles_of);
     return;
   }
 
@@ -1448,7 +1448,7 @@ v3_fwd_sm90a_bf16_d256_window_softcap_add9a16c(
       const Work& work = shared.works[(round - 1) % kWorks];
       const Span span = span_of(work);
       few_scores(few, query_rows(q, q_strides, work, span), work.first_query,
-                 key_rows(k, k_strides, work, span), tile * kBlockKV + column);
+                 key_rows(k, k_strides, work, span, group), tile * kBlockKV + column);
       finish(few, column);
     });
     note(kWeighed, n);
@@ -1581,6 +1581,7 @@ int main(int argc, char** argv) {
   const int batch = size(1, 1), heads = size(2, 16), kv_heads = size(3, heads);
   const int seq_q = size(4, 4096), seq_kv = size(5, seq_q);
   const i64 rows = i64(batch) * heads * seq_q, keys = i64(batch) * kv_heads * seq_kv;
+  const int group = heads / kv_heads;
 
   const float softcap = 50.f;
   const float softcap_scale = 1.f / (softcap * sqrtf(kHeadDim));
@@ -1613,9 +1614,9 @@ int main(int argc, char** argv) {
   for (int run = 0; run < 2; ++run) {  // the second one counts
     cudaEventRecord(start);
     kernel<<<grid, kThreads, kSmemBytes>>>(q_map, k_map, v_map, o_map, q, k, lse, batch, heads,
-                                           kv_heads, seq_q, seq_kv, heads_together, q_strides,
-                                           k_strides, softcap_scale, softcap_log2, window_left,
-                                           window_right);
+                                           kv_heads, seq_q, seq_kv, heads_together, group,
+                                           q_strides, k_strides, softcap_scale, softcap_log2,
+                                           window_left, window_right);
     cudaEventRecord(stop);
     cudaEventSynchronize(stop);
     cudaEventElapsedTime(&ms, start, stop);

@@ -35,7 +35,7 @@
 //   9f85390f  device/chunk_address.cuh
 //   b09b16a3  device/fragments.cuh
 //   76c2f1b5  device/integers.cuh
-//   834ca343  device/load_v3.cuh
+//   5b839c1b  device/load_v3.cuh
 //   1cbf0c76  device/mask.cuh
 //   581163b0  device/matmul_wgmma.cuh
 //   06eb1102  device/matrix_descriptor.cuh
@@ -45,7 +45,7 @@
 //   23af4307  device/score.cuh
 //   2aadce9b  device/score_rows.cuh
 //   2e46e33c  device/settled_rows.cuh
-//   8f95b6b5  device/shared_v3.cuh
+//   29b667e6  device/shared_v3.cuh
 //   ab58227c  device/softmax_in_place.cuh
 //   17509448  device/span.cuh
 //   db6d7e5a  device/store_tma.cuh
@@ -53,11 +53,11 @@
 //   3167b13b  device/timeline.cuh
 //   689d4211  device/turn.cuh
 //   c2706fe3  device/types.cuh
-//   fbab2444  kernels/v3_fwd.cu
+//   11e46b47  kernels/v3_fwd.cu
 //   5d3e87eb  parts/constants_v3.cuh
 //   5a818b86  parts/main_arrays.cuh
 //   92b4175b  parts/main_options.cuh
-//   6ad5c166  parts/main_v3.cu
+//   0fa78d0f  parts/main_v3.cu
 //   5af47db7  ptx/bar_arrive.cuh
 //   18bd1382  ptx/bar_sync.cuh
 //   f0e3942d  ptx/clock64.cuh
@@ -94,7 +94,7 @@
 // "head_dim_v": 64, "heads": 16, "incoherent": false, "kv_heads": 16, "out_dtype": "bf16", "pass":
 // "fwd", "scale": 0.125, "scales": "tensor", "seq": 2048, "seq_kv": 2048, "softcap": 0.0, "varlen":
 // false, "window": [-1, -1]}, "schema": "fasim.plan/1", "slots": 396, "smem_bytes": 66560}
-// ---- the rest of the file has sha256 fe329ee61b74a3c092d37947fe3e0d4b8af5c3faadad36eb5a2548430aa9ce3d
+// ---- the rest of the file has sha256 8baf8b1cde13717e70fd42ec656df44475026fa405b8bd04125c4847b89e0487
 // FlashAttention-3, forward (Shah et al. 2024, algorithms 1 and 2).
 //
 // A block stays on its SM and works on one tile of queries after the other. One warpgroup, the producer,
@@ -656,7 +656,6 @@ struct alignas(1024) SlabTile {
 struct Work {  // a tile of queries, of one head; first_query < 0: there is no more
   int first_query, head;
   int batch;
-  int kv_head;  // the loader divides, who has the registers for it
 };
 
 constexpr int kWorks = 4;  // that someone may still ask about: the loader is at most two ahead
@@ -907,8 +906,7 @@ __device__ __forceinline__ void load_all(Loader& loader, const TensorMap* q_map,
   Place before_keys = {0, 0};
   for (int round = 0;; ++round) {
     const Turn at = turn<kQStages>(round);
-    Work work = work_of(round);
-    work.kv_head = work.head / group;
+    const Work work = work_of(round);
     wait(&shared.empty_q[at.slot], at.parity ^ 1);
     shared.works[round % kWorks] = work;
     if (work.first_query < 0) {
@@ -924,7 +922,7 @@ __device__ __forceinline__ void load_all(Loader& loader, const TensorMap* q_map,
                  queries.batch);
     }
     note(kLoadQ, loader.count_k);
-    const int kv_head = work.kv_head;
+    const int kv_head = work.head / group;
     const Tiles tiles = tiles_of(work);
     for (int tile = tiles.end - 1; tile >= tiles.begin; --tile) {
       loader.load_k(tile, kv_head, keys);

@@ -151,12 +151,7 @@ __device__ __forceinline__ void load_all(Loader& loader, const TensorMap* q_map,
 //% endif
   for (int round = 0;; ++round) {
     const Turn at = turn<kQStages>(round);
-//% if kernel.scaled
     const Work work = work_of(round);
-//% else
-    Work work = work_of(round);
-    work.kv_head = $("work.head" if kernel.pack_gqa else "work.head / group");
-//% endif
     wait(&shared.empty_q[at.slot], at.parity ^ 1);
     shared.works[round % kWorks] = work;
     if (work.first_query < 0) {
@@ -178,7 +173,7 @@ __device__ __forceinline__ void load_all(Loader& loader, const TensorMap* q_map,
 //% endif
     }
     note(kLoadQ, loader.count_k);
-    const int kv_head = $("work.head / group" if kernel.scaled else "work.kv_head");
+    const int kv_head = $("work.head" if kernel.pack_gqa else "work.head / group");
     const Tiles tiles = tiles_of(work);
     for (int tile = tiles.end - 1; tile >= tiles.begin; --tile) {
       loader.load_k(tile, kv_head, keys);

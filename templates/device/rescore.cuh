@@ -44,9 +44,12 @@ __device__ __forceinline__ HeadRows query_rows(const Element* q, const Strides& 
 }
 
 //% endif
+//% if not kernel.pack_gqa
+// The group is a parameter of the kernel: a quotient of two would be kept in a register all along.
+//% endif
 __device__ __forceinline__ HeadRows key_rows(const Element* k, const Strides& strides,
-                                             const Work& work, const Span& span) {
-  const i64 head = work.kv_head * strides.head;
+                                             const Work& work, const Span& span$(", int group" if not kernel.pack_gqa)) {
+  const i64 head = $("work.head" if kernel.pack_gqa else "work.head / group") * strides.head;
   return {k + $(first)$("k" if kernel.varlen) * strides.$(outer) + head, strides.seq, span.seq_kv};
 }
 

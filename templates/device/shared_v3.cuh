@@ -13,9 +13,6 @@ struct Work {  // a tile of queries, of one head; first_query < 0: there is no m
 //% if kernel.scaled or not kernel.varlen
   int batch;
 //% endif
-//% if not kernel.scaled
-  int kv_head;  // the loader divides, who has the registers for it
-//% endif
 //% if kernel.scaled and kernel.varlen
   int end, begin;  // its tiles of keys: consumers have no registers to find them
 //% endif

@@ -236,7 +236,7 @@ $(parameters(kernel))) {
       return work;
     };
 //% endif
-    load_all(loader, &$(map_of(kernel, "q")), $("group_log2" if kernel.pack_gqa else "heads / kv_heads"), work_of, queries_of, keys_of, tiles_of);
+    load_all(loader, &$(map_of(kernel, "q")), $("group_log2" if kernel.pack_gqa else "group" if kernel.rescored else "heads / kv_heads"), work_of, queries_of, keys_of, tiles_of);
     return;
   }
 
@@ -484,7 +484,7 @@ $(parameters(kernel))) {
       const Span span = span_of(work);
 //% set q, k = kernel.rescored
       few_scores(few, query_rows($(q), $(q)_strides, work, span), work.first_query,
-                 key_rows($(k), $(k)_strides, work, span), tile * kBlockKV + column);
+                 key_rows($(k), $(k)_strides, work, span$(", group" if not kernel.pack_gqa)), tile * kBlockKV + column);
       finish(few, column);
     });
 //% endif

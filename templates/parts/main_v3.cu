@@ -91,8 +91,10 @@ int main(int argc, char** argv) {
   const int batch = size(1, 1), heads = size(2, 16), kv_heads = size(3, heads$(" / 4" if kernel.pack_gqa));
   const int seq_q = size(4, 4096), seq_kv = size(5, seq_q);
   const i64 rows = i64(batch) * heads * seq_q, keys = i64(batch) * kv_heads * seq_kv;
-//% if kernel.pack_gqa
+//% if kernel.rescored
   const int group = heads / kv_heads;
+//% endif
+//% if kernel.pack_gqa
   int group_log2 = 0;
   while (1 << group_log2 < group) ++group_log2;
   if (group > 64 || 1 << group_log2 != group) {

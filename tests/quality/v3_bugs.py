@@ -29,10 +29,12 @@ COUNTED = "bytes_moved_are_bytes_predicted"
 WORK = "matrix_instructions_do_the_flops_predicted"
 PACKED = "packed_sequences_are_those_one_by_one"
 
-TILE = Tile(block_q=128, block_kv=32, warps=8, stages=2)
+TILE = Tile(block_q=128, block_kv=32, warps=8, stages=2)  # two consumers keep Q in registers
+THREE = Tile(block_q=192, block_kv=32, warps=12, stages=2)  # three do not
 BF16: dict[str, Any] = {"head_dim": 80, "dtype": "bf16"}  # two slabs, the second in part
 KERNELS = {
     "causal": Problem(**BF16, causal=True),
+    "three": Problem(**BF16, causal=True),
     "fp16": Problem(**{**BF16, "dtype": "fp16"}),
     "window": Problem(**BF16, window=(40, 9)),
     "alibi": Problem(**BF16, causal=True, bias="alibi"),
@@ -48,6 +50,7 @@ PLAIN = Case(heads=2, kv_heads=1, seq=200, seq_kv=150, values="below")  # 4 tile
 WINDOW = replace(PLAIN, left=40, right=9)
 SEQUENCES = replace(PLAIN, batch=4, seq=400)
 FOURS = replace(PLAIN, heads=8, kv_heads=2, seq=75)  # 300 packed rows of each
+FEW_KEYS = replace(PLAIN, seq=700, seq_kv=20)  # no more tiles of them than stages
 FALLING = replace(PLAIN, values="falling")  # as the keys are walked, weights grow large
 GROUPS = replace(PLAIN, batch=2, heads=4, kv_heads=2, layout="padded")
 LATE = ("copy in flight", "wrong phase")  # the first use of a barrier has no earlier phase
@@ -84,7 +87,8 @@ class Bug:
 @cache
 def kernel_of(name: str) -> Kernel:
     form = "packed" if name.endswith("packed") else ""
-    plan = planner.plan(KERNELS[name], load("h200"), "v3", tile=TILE, form=form).plan
+    tile = THREE if name == "three" else TILE
+    plan = planner.plan(KERNELS[name], load("h200"), "v3", tile=tile, form=form).plan
     assert plan
     kernel = render(replace(plan, slots=1))
     return always_again(kernel) if name.startswith("again") else kernel
@@ -127,8 +131,9 @@ V_RELEASE = "    if (leads) ptx::mbarrier_arrive(&shared.empty_v[n % kStages]);\
 SUMMED = "    note(kSummed, n);\n"
 O_WAIT = "    finish_products<0>(o);  // here all warps wait, whether their rows move or not\n"
 FOLLOW = SUMMED + "    follow(row, o, late, scale_log2);\n"
-K_RELEASE = "      ptx::mbarrier_arrive(&shared.empty_k[n % kStages]);\n"
-Q_RELEASE = (
+K_RELEASE = "    if (leads) ptx::mbarrier_arrive(&shared.empty_k[n % kKeyStages]);\n"
+Q_RELEASE = "  if (lane == 0) ptx::mbarrier_arrive(&shared.empty_q[slot]);\n"
+LAST_RELEASE = (
     "      if (tile == last_tile) ptx::mbarrier_arrive(&shared.empty_q[(round - 1) % kQStages]);\n"
 )
 READ = (
@@ -140,7 +145,7 @@ EPILOGUE = "    ptx::fence_proxy_async();\n" + STORE_BARRIER
 FENCED = """__device__ __forceinline__ void start_values(Accumulator& o, const Weights& p, u64 v) {
   ptx::wgmma_fence();
 """
-SCORE = "(flat(s), left, right, step > 0);\n  }\n  ptx::wgmma_commit_group();\n"
+SCORE = "(flat(s), q[step], right, step > 0);\n  }\n  ptx::wgmma_commit_group();\n"
 Q_AT, K_AT = "further(q, slab * 64 * 128 + column)", "further(k, slab * kBlockKV * 128 + column)"
 
 BARRIERS = (
@@ -210,6 +215,28 @@ BARRIERS = (
         "ptx::mbarrier_init(&shared.empty_q[i], kConsumers);",
         "ptx::mbarrier_init(&shared.empty_q[i], 1);",
         (*EARLY, "deadlock"),
+        "three",
+        FEW_KEYS,
+    ),
+    Bug(
+        "Q waits for one warp of a warpgroup",
+        "ptx::mbarrier_init(&shared.empty_q[i], 4 * kConsumers);",
+        "ptx::mbarrier_init(&shared.empty_q[i], kConsumers);",
+        (*EARLY, "deadlock"),
+    ),
+    Bug(
+        "a warp gives Q back before its lanes have read",
+        "  __syncwarp();  // all lanes have read\n",
+        "",
+        "stage still read",
+        "causal",
+        FEW_KEYS,
+    ),
+    Bug(
+        "Q's columns are taken twice",
+        "row, 2 * step + lane / 16));",
+        "row, 2 * step));",
+        (RIGHT, *LATE),
     ),
     Bug(
         "empty waits for one warpgroup too many",
@@ -220,6 +247,7 @@ BARRIERS = (
     Bug("K is never released", K_RELEASE, "", "deadlock"),
     Bug("V is never released", V_RELEASE, "", "deadlock"),
     Bug("Q is never released", Q_RELEASE, "", "deadlock"),
+    Bug("Q is never released by three", LAST_RELEASE, "", "deadlock", "three"),
     Bug(
         "TMA is not told of the barriers",
         "  ptx::fence_mbarrier_init();\n",
@@ -256,9 +284,9 @@ STAGES = (
     Bug(
         "K is released before its scores are there",
         "    finish_products<1>(s);\n",
-        "    if (leads) ptx::mbarrier_arrive(&shared.empty_k[(n + 1) % kStages]);\n"
+        "    if (leads) ptx::mbarrier_arrive(&shared.empty_k[(n + 1) % kKeyStages]);\n"
         "    finish_products<1>(s);\n",
-        ("stage still read", "arrival mismatch", *LATE),
+        (*EARLY, "deadlock"),
     ),
     Bug(
         "V is released before it was multiplied",
@@ -364,7 +392,7 @@ PRODUCTS = (
         "offsets are swapped",
         "sizeof(tile.slab[0]), kGroupBytes, Swizzle::k128",
         "kGroupBytes, sizeof(tile.slab[0]), Swizzle::k128",
-        ("descriptor mismatch", "operand outside its tile", "uninitialised read"),
+        ("descriptor mismatch", "operand outside its tile", "uninitialised read", *LATE),
     ),
     Bug(
         "V's steps are too long",
@@ -377,6 +405,7 @@ PRODUCTS = (
         Q_AT,
         Q_AT.replace("64 *", "kBlockKV *"),
         (RIGHT, *LATE),
+        "three",
     ),
     Bug(
         "K's slabs are as far apart as Q's",
@@ -402,7 +431,13 @@ PRODUCTS = (
         "extern __shared__ __align__(128)",
         "misaligned swizzle",
     ),
-    Bug("scores begin with what was there", "left, right, step > 0", "left, right, true", RIGHT),
+    Bug(
+        "scores begin with what was there",
+        "q[step], right, step > 0",
+        "q[step], right, true",
+        RIGHT,
+    ),
+    Bug("they do in three", "left, right, step > 0", "left, right, true", RIGHT, "three"),
     Bug(
         "a tile in the mask counts as whole",
         "return tile < tiles.end;",
@@ -639,8 +674,8 @@ GROUPED = (
     ),
     Bug(
         "a head of K and V is divided as if it were one of Q",
-        "work.kv_head = work.head;",
-        "work.kv_head = work.head >> group_log2;",
+        "const int kv_head = work.head;",
+        "const int kv_head = work.head >> group_log2;",
         (RIGHT, COUNTED),
         "packed",
         FOURS,
@@ -698,7 +733,7 @@ AGAIN = (
     ),
     Bug(
         "K is read again from the queries' head",
-        "work.kv_head * strides.head",
+        "work.head / group * strides.head",
         "work.head * strides.head",
         ("out of bounds", RIGHT),
         "again",

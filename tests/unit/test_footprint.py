@@ -41,8 +41,8 @@ V3_LAYOUTS = [
 
 @pytest.mark.parametrize(("d", "dv", "m", "n", "stages", "layout", "expected"), V3_LAYOUTS)
 def test_v3_lays_out_what_fits(d, dv, m, n, stages, layout, expected):
-    """Two tiles of Q where there is room, or one that leaves for registers and a third K; O in parts
-    where there is little."""
+    """Two tiles of Q where there is room, or one that leaves for registers, and a third K; O in
+    parts where there is little."""
     problem = Problem(head_dim=d, head_dim_v=dv, dtype="bf16")
     tile = Tile(block_q=m, block_kv=n, stages=stages, warps=m // 16)
     assert v3_layout(problem, tile) == layout
