@@ -88,15 +88,20 @@ def interleave(
     launches: int = LAUNCHES,
     timer: Timer = gpu.time_launches,
 ) -> tuple[Timing, ...]:
-    """Time the candidates in turns, each ``launches`` times a round after a warm-up."""
+    """Time the candidates in turns, each ``launches`` times a round after a warm-up.
+
+    Every round another one begins: where power limits the clocks, who comes behind a light
+    candidate runs faster (2 to 4 % were seen on an H200).
+    """
     counts = [_launches(candidate, launches, timer) for candidate in candidates]
     seconds: list[list[float]] = [[] for _ in candidates]
     clocks: list[list[Clocks]] = [[] for _ in candidates]
     sample = clock_reader()
-    for _ in range(rounds):
-        for candidate, count, times, seen in zip(candidates, counts, seconds, clocks, strict=True):
-            note = partial(_note, seen, sample)
-            times.append(timer(candidate.launch, count, note))
+    for first in range(rounds):
+        for place in range(len(candidates)):
+            i = (first + place) % len(candidates)
+            note = partial(_note, clocks[i], sample)
+            seconds[i].append(timer(candidates[i].launch, counts[i], note))
     return tuple(
         Timing(c.name, tuple(times), count, c.predicted_s, tuple(seen))
         for c, times, count, seen in zip(candidates, seconds, counts, clocks, strict=True)

@@ -43,7 +43,7 @@ def clocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bench, "clock_reader", lambda: lambda: {"sm_mhz": 1700.0})
 
 
-def test_candidates_take_turns() -> None:
+def test_candidates_take_turns_and_another_begins_every_round() -> None:
     clock = Clock()
     fast, slow = interleave(
         [clock.candidate("fast", 0.001), clock.candidate("slow", 0.002)],
@@ -51,8 +51,8 @@ def test_candidates_take_turns() -> None:
         launches=2,
         timer=clock.time,
     )
-    warm, turn = ["fast"] * 3 + ["slow"] * 3, ["fast"] * 2 + ["slow"] * 2
-    assert clock.order == warm + 3 * turn
+    warm, one, other = ["fast"] * 3 + ["slow"] * 3, ["fast"] * 2, ["slow"] * 2
+    assert clock.order == warm + one + other + other + one + one + other
     assert fast.rounds == pytest.approx([0.001] * 3)
     assert slow.seconds == pytest.approx(0.002)
     assert slow.predicted_s == 0.004
