@@ -265,7 +265,12 @@ class KernelSpec:
         needs: Q and K as TMA finds them. A dense bias would have to be read again as well, so none
         there."""
         rescores = self.algo == "v3" and not self.transposes and not self.bias_dtype
-        return (self.mapped["q"], self.mapped["k"]) if rescores else ()
+        return (self.mapped["q"], self.mapped["k"]) if rescores and not self.tiles_stay else ()
+
+    @property
+    def tiles_stay(self) -> bool:
+        """See the function of that name."""
+        return self.algo == "v3" and tiles_stay(self, self.tile)
 
     @property
     def pointers(self) -> tuple[str, ...]:
@@ -1165,6 +1170,14 @@ def keeps_q(work: KernelSpec | Problem, tile: Any) -> Any:
     rows = padded(work.head_dim_v) // 2 + padded(work.head_dim) // 4
     needed = tile.block_kv * 3 // 4 + rows + KEPT_BASE + KEPT_OPTION * options
     return (tile.warps == 2 * WARPGROUP) & (needed <= MOST_KEPT)
+
+
+def tiles_stay(work: KernelSpec | Problem, tile: Tile) -> bool:
+    """Whether V3's tiles of Q and K stay in shared memory until their scores are weighed, as warps
+    may need them again: in 16 bits three consumers have no registers for addresses, and one has
+    other blocks beside it. A dense bias would have to be read again as well, so nothing is."""
+    needed = work.dtype != "e4m3" and work.bias in ("none", "alibi")
+    return needed and tile.warps != 2 * WARPGROUP
 
 
 class V3Layout(NamedTuple):

@@ -393,7 +393,10 @@ def v3_instructions(kernel: KernelSpec) -> tuple[str, ...]:
         return rounding
     if kernel.scaled:
         return ("ldmatrix_x4", "ldmatrix_x2", "mma_m16n8k32_e4m3", *rounding)
-    taken = ("ldmatrix_x4",) * q_is_kept(kernel)
+    taken = ("ldmatrix_x4",) * q_is_kept(kernel) + (
+        "ldmatrix_x2",
+        "ldmatrix_x1",
+    ) * kernel.tiles_stay
     return (*taken, f"mma_m16n8k8_{PTX_TYPES[kernel.dtype]}", *rounding)
 
 

@@ -42,19 +42,19 @@
 //   581163b0  device/matmul_wgmma.cuh
 //   06eb1102  device/matrix_descriptor.cuh
 //   772adaad  device/mbarrier.cuh
-//   deefc245  device/rescore.cuh
+//   9bb56f7f  device/rescore.cuh
 //   56ce5a2e  device/rows.cuh
 //   6a818e15  device/schedule.cuh
 //   2e46e33c  device/settled_rows.cuh
-//   29b667e6  device/shared_v3.cuh
-//   ab58227c  device/softmax_in_place.cuh
+//   f8398b65  device/shared_v3.cuh
+//   53f37c44  device/softmax_in_place.cuh
 //   17509448  device/span.cuh
 //   db6d7e5a  device/store_tma.cuh
 //   567f0171  device/tensor_map.cuh
 //   3167b13b  device/timeline.cuh
 //   689d4211  device/turn.cuh
 //   c2706fe3  device/types.cuh
-//   11e46b47  kernels/v3_fwd.cu
+//   ff7d8f35  kernels/v3_fwd.cu
 //   5d3e87eb  parts/constants_v3.cuh
 //   5a818b86  parts/main_arrays.cuh
 //   92b4175b  parts/main_options.cuh
@@ -97,7 +97,7 @@
 // "fwd", "scale": 0.0625, "scales": "tensor", "seq": 4096, "seq_kv": 4096, "softcap": 0.0,
 // "varlen": false, "window": [-1, -1]}, "schema": "fasim.plan/1", "slots": 132, "smem_bytes":
 // 230400}
-// ---- the rest of the file has sha256 69fbb8aa727403ad57d44f52f5a4f105c6fe9f73dc5e0740a4d806d560cd2a61
+// ---- the rest of the file has sha256 5232b2c77cc0e5be346baf2ece1d24dfbb4ae0b1fd56ac077aa45d0c82fa6476
 // FlashAttention-3, forward (Shah et al. 2024, algorithms 1 and 2).
 //
 // A block stays on its SM and works on one tile of queries after the other. One warpgroup, the producer,
@@ -958,10 +958,10 @@ struct HeadRows {  // in global memory
   const Element* first;
   i64 stride;
   int count;
-  // Two columns of a row, or zeros past the last one.
-  __device__ __forceinline__ u32 pair_at(int row, int pair) const {
+  // A row's pairs of columns, of which the lane takes every fourth; none past the last row.
+  __device__ __forceinline__ const u32* pairs_of(int row) const {
     const Element* at = first + row * stride;
-    return row < count ? reinterpret_cast<const u32*>(at)[pair] : 0;
+    return row < count ? reinterpret_cast<const u32*>(at) + threadIdx.x % 4 : nullptr;
   }
 };
 
@@ -983,13 +983,15 @@ __device__ __forceinline__ HeadRows key_rows(const Element* k, const Strides& st
 __device__ __forceinline__ void few_scores(FewScores& s, const HeadRows& queries, int query,
                                            const HeadRows& keys, int key) {
   const int lane = threadIdx.x % 32, row = query + threadIdx.x / 32 * kWarpRows + lane / 4;
+  const u32* const upper = queries.pairs_of(row);
+  const u32* const lower = queries.pairs_of(row + 8);
+  const u32* const pairs = keys.pairs_of(key + lane / 4);
 #pragma unroll
   for (int i = 0; i < 4; ++i) s[0][0][i] = 0.f;
 #pragma unroll 1
   for (int step = 0; step < (kHeadDim + 7) / 8; ++step) {
-    const int pair = 4 * step + lane % 4;
-    const u32 a[2] = {queries.pair_at(row, pair), queries.pair_at(row + 8, pair)};
-    const u32 b = keys.pair_at(key + lane / 4, pair);
+    const u32 a[2] = {upper ? upper[4 * step] : 0, lower ? lower[4 * step] : 0};
+    const u32 b = pairs ? pairs[4 * step] : 0;
     ptx::mma_m16n8k8_bf16(s[0][0], a, b);
   }
 }

@@ -58,7 +58,7 @@
 //   6a818e15  device/schedule.cuh
 //   b274dbf8  device/score_factor.cuh
 //   2e46e33c  device/settled_rows.cuh
-//   29b667e6  device/shared_v3.cuh
+//   f8398b65  device/shared_v3.cuh
 //   2d2dfee3  device/softmax_lazy_e4m3.cuh
 //   17509448  device/span.cuh
 //   db6d7e5a  device/store_tma.cuh
@@ -67,7 +67,7 @@
 //   689d4211  device/turn.cuh
 //   c2706fe3  device/types.cuh
 //   8715e91b  device/weights_e4m3.cuh
-//   11e46b47  kernels/v3_fwd.cu
+//   ff7d8f35  kernels/v3_fwd.cu
 //   5d3e87eb  parts/constants_v3.cuh
 //   5a818b86  parts/main_arrays.cuh
 //   92b4175b  parts/main_options.cuh

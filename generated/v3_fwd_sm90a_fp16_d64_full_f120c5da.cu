@@ -10,8 +10,6 @@
 //   map    k_map       device memory
 //   map    v_map       device memory
 //   map    o_map       device memory
-//   ptr    q           device memory
-//   ptr    k           device memory
 //   ptr    lse         device memory
 //   i32    batch       16
 //   i32    heads       32
@@ -19,9 +17,6 @@
 //   i32    seq_q       1024
 //   i32    seq_kv      1024
 //   i32    heads_together  1
-//   i32    group       1
-//   i64x3  q_strides   (2097152, 65536, 64)
-//   i64x3  k_strides   (2097152, 65536, 64)
 //   f32    scale_log2  0.18033688011112042
 //
 // shared memory
@@ -45,19 +40,19 @@
 //   581163b0  device/matmul_wgmma.cuh
 //   06eb1102  device/matrix_descriptor.cuh
 //   772adaad  device/mbarrier.cuh
-//   deefc245  device/rescore.cuh
+//   9bb56f7f  device/rescore.cuh
 //   56ce5a2e  device/rows.cuh
 //   6a818e15  device/schedule.cuh
 //   2e46e33c  device/settled_rows.cuh
-//   29b667e6  device/shared_v3.cuh
-//   ab58227c  device/softmax_in_place.cuh
+//   f8398b65  device/shared_v3.cuh
+//   53f37c44  device/softmax_in_place.cuh
 //   17509448  device/span.cuh
 //   db6d7e5a  device/store_tma.cuh
 //   567f0171  device/tensor_map.cuh
 //   3167b13b  device/timeline.cuh
 //   689d4211  device/turn.cuh
 //   c2706fe3  device/types.cuh
-//   11e46b47  kernels/v3_fwd.cu
+//   ff7d8f35  kernels/v3_fwd.cu
 //   5d3e87eb  parts/constants_v3.cuh
 //   5a818b86  parts/main_arrays.cuh
 //   92b4175b  parts/main_options.cuh
@@ -72,6 +67,8 @@
 //   422cf4a7  ptx/ex2.cuh
 //   748f3f8d  ptx/fence_mbarrier_init.cuh
 //   3e612fa4  ptx/fence_proxy_async.cuh
+//   5aaba4e8  ptx/ldmatrix_x1.cuh
+//   2da781dd  ptx/ldmatrix_x2.cuh
 //   ecba088f  ptx/lg2.cuh
 //   20ab12bf  ptx/mbarrier_arrive.cuh
 //   ab5dda3a  ptx/mbarrier_arrive_expect_tx.cuh
@@ -99,7 +96,7 @@
 // "head_dim_v": 64, "heads": 32, "incoherent": false, "kv_heads": 32, "out_dtype": "fp16", "pass":
 // "fwd", "scale": 0.125, "scales": "tensor", "seq": 1024, "seq_kv": 1024, "softcap": 0.0, "varlen":
 // false, "window": [-1, -1]}, "schema": "fasim.plan/1", "slots": 132, "smem_bytes": 173056}
-// ---- the rest of the file has sha256 6a19a29b72009f817defa1d6d8e24004bd2a6b87a8890a4499867820da137cf3
+// ---- the rest of the file has sha256 9e018c4a398b926a9805afeae179e73528b0f80d4eecf50b6bccf81b6217ceb9
 // FlashAttention-3, forward (Shah et al. 2024, algorithms 1 and 2).
 //
 // A block stays on its SM and works on one tile of queries after the other. One warpgroup, the producer,
@@ -467,6 +464,51 @@ __device__ __forceinline__ void bar_arrive(int barrier, int threads) {
 namespace ptx {
 #ifndef FASIM_EMULATE
 
+// Two 8x8 matrices of 16-bit elements; lane i < 16 gives the address of row i % 8 of matrix i / 8.
+// PTX ISA: ldmatrix.
+__device__ __forceinline__ void ldmatrix_x2(u32 (&r)[2], u32 row) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0, %1}, [%2];"
+               : "=r"(r[0]), "=r"(r[1])
+               : "r"(row)
+               : "memory");
+}
+
+// The same, each matrix transposed.
+__device__ __forceinline__ void ldmatrix_x2_trans(u32 (&r)[2], u32 row) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0, %1}, [%2];"
+               : "=r"(r[0]), "=r"(r[1])
+               : "r"(row)
+               : "memory");
+}
+
+#endif
+}  // namespace ptx
+
+namespace ptx {
+#ifndef FASIM_EMULATE
+
+// One 8x8 matrix of 16-bit elements; lane i < 8 gives the address of row i. PTX ISA: ldmatrix.
+__device__ __forceinline__ void ldmatrix_x1(u32 (&r)[1], u32 row) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x1.shared.b16 {%0}, [%1];"
+               : "=r"(r[0])
+               : "r"(row)
+               : "memory");
+}
+
+// The same, transposed.
+__device__ __forceinline__ void ldmatrix_x1_trans(u32 (&r)[1], u32 row) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x1.trans.shared.b16 {%0}, [%1];"
+               : "=r"(r[0])
+               : "r"(row)
+               : "memory");
+}
+
+#endif
+}  // namespace ptx
+
+namespace ptx {
+#ifndef FASIM_EMULATE
+
 // d += a b for one 16x8 tile, 8 deep; d as of m16n8k16. PTX ISA: mma.m16n8k8.
 __device__ __forceinline__ void mma_m16n8k8_f16(float (&d)[4], const u32 (&a)[2], u32 b0) {
   asm volatile(
@@ -701,15 +743,15 @@ struct Shared {
 
 static_assert(sizeof(Shared) == kSmemBytes, "shared memory as planned");
 
-// A warpgroup arrives as one: only its products read these tiles.
+// A warp arrives where it may read a tile again itself, a warpgroup where only its products do.
 __device__ __forceinline__ void init_barriers(Shared& shared) {
   for (int i = 0; i < kQStages; ++i) {
     ptx::mbarrier_init(&shared.full_q[i], 1);
-    ptx::mbarrier_init(&shared.empty_q[i], kConsumers);
+    ptx::mbarrier_init(&shared.empty_q[i], 4 * kConsumers);
   }
   for (int i = 0; i < kKeyStages; ++i) {
     ptx::mbarrier_init(&shared.full_k[i], 1);
-    ptx::mbarrier_init(&shared.empty_k[i], kConsumers);
+    ptx::mbarrier_init(&shared.empty_k[i], 4 * kConsumers);
   }
   for (int i = 0; i < kStages; ++i) {
     ptx::mbarrier_init(&shared.full_v[i], 1);
@@ -936,47 +978,20 @@ __device__ __forceinline__ u32 chunk_address(const SlabTile<kRows, kTileSlabs>& 
 
 // ---- Scores, again ------------------------------------------------------------------------------
 // 16 rows of one warp against 8 keys, by the instructions that a warp can issue alone: for the rare tile
-// whose scores were overwritten with weights that turned out too large. Its rows and keys have left shared
-// memory by then, as the next ones are not to wait for a softmax: they are read where TMA found them.
+// whose scores were overwritten with weights that turned out too large.
 using FewScores = float[1][1][4];
 
-struct HeadRows {  // in global memory
-  const Element* first;
-  i64 stride;
-  int count;
-  // Two columns of a row, or zeros past the last one.
-  __device__ __forceinline__ u32 pair_at(int row, int pair) const {
-    const Element* at = first + row * stride;
-    return row < count ? reinterpret_cast<const u32*>(at)[pair] : 0;
-  }
-};
-
-__device__ __forceinline__ HeadRows query_rows(const Element* q, const Strides& strides,
-                                               const Work& work, const Span& span) {
-  const i64 head = work.head * strides.head;
-  return {q + work.batch * strides.batch + head, strides.seq, span.seq_q};
-}
-
-// The group is a parameter of the kernel: a quotient of two would be kept in a register all along.
-__device__ __forceinline__ HeadRows key_rows(const Element* k, const Strides& strides,
-                                             const Work& work, const Span& span, int group) {
-  const i64 head = work.head / group * strides.head;
-  return {k + work.batch * strides.batch + head, strides.seq, span.seq_kv};
-}
-
-// The warp's rows of a tile of queries, which begins at `query`, against the keys from `key` on. A row is
-// whole steps of 8 columns: TMA takes no others.
-__device__ __forceinline__ void few_scores(FewScores& s, const HeadRows& queries, int query,
-                                           const HeadRows& keys, int key) {
-  const int lane = threadIdx.x % 32, row = query + threadIdx.x / 32 * kWarpRows + lane / 4;
+__device__ __forceinline__ void few_scores(FewScores& s, const SlabTile<64, kSlabs>& q,
+                                           const SlabTile<kBlockKV, kSlabs>& k, int column) {
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
 #pragma unroll
   for (int i = 0; i < 4; ++i) s[0][0][i] = 0.f;
 #pragma unroll 1
-  for (int step = 0; step < (kHeadDim + 7) / 8; ++step) {
-    const int pair = 4 * step + lane % 4;
-    const u32 a[2] = {queries.pair_at(row, pair), queries.pair_at(row + 8, pair)};
-    const u32 b = keys.pair_at(key + lane / 4, pair);
-    ptx::mma_m16n8k8_f16(s[0][0], a, b);
+  for (int step = 0; step < kD / 8; ++step) {
+    u32 a[2], b[1];
+    ptx::ldmatrix_x2(a, chunk_address(q, 16 * warp + lane % 16, step));
+    ptx::ldmatrix_x1(b, chunk_address(k, column + lane % 8, step));
+    ptx::mma_m16n8k8_f16(s[0][0], a, b[0]);
   }
 }
 
@@ -1177,6 +1192,7 @@ __device__ __forceinline__ void lower(Scores& s, RowState& row, const Late& late
       s[0][kBlockKV / 8 - 1][i] = next;
     }
   }
+  __syncwarp();  // all lanes have read Q and K again: a vote would not order that
   add_up(sum, s);
   move_to(row, late, max, scale_log2, !row.settled);
 }
@@ -1275,10 +1291,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, kBlocks)
 v3_fwd_sm90a_fp16_d64_full_f120c5da(
     const __grid_constant__ TensorMap q_map, const __grid_constant__ TensorMap k_map,
     const __grid_constant__ TensorMap v_map, const __grid_constant__ TensorMap o_map,
-    const Element* __restrict__ q, const Element* __restrict__ k, float* __restrict__ lse,
-    const int batch, const int heads, const int kv_heads, const int seq_q, const int seq_kv,
-    const int heads_together, const int group, const Strides q_strides, const Strides k_strides,
-    const float scale_log2) {
+    float* __restrict__ lse, const int batch, const int heads, const int kv_heads, const int seq_q,
+    const int seq_kv, const int heads_together, const float scale_log2) {
   // clang-format on
   extern __shared__ __align__(1024) unsigned char smem_raw[];
   Shared& shared = *reinterpret_cast<Shared*>(smem_raw);
@@ -1299,7 +1313,7 @@ v3_fwd_sm90a_fp16_d64_full_f120c5da(
     Loader loader = {shared, &k_map, &v_map};
     const Grid grid = {batch, heads, seq_q, heads_together};
     const auto work_of = [&](int round) { return work_at(round, grid); };
-    load_all(loader, &q_map, group, work_of, queries_of, keys_of, tiles_of);
+    load_all(loader, &q_map, heads / kv_heads, work_of, queries_of, keys_of, tiles_of);
     return;
   }
 
@@ -1358,18 +1372,16 @@ v3_fwd_sm90a_fp16_d64_full_f120c5da(
   };
   const auto weigh_scores = [&](int n, const Late& late) {
     note(kScored, n);
-    if (leads) {
+    finish(s, 0);
+    weigh(s, row, late, scale_log2, [&](FewScores& few, int column) {
+      const auto& q_rows = shared.q[(round - 1) % kQStages][warpgroup];
+      few_scores(few, q_rows, shared.k[n % kKeyStages], column);
+      finish(few, column);
+    });
+    if (ptx::thread_index() % 32 == 0) {  // asked again, lest it be kept
       ptx::mbarrier_arrive(&shared.empty_k[n % kKeyStages]);
       if (tile == last_tile) ptx::mbarrier_arrive(&shared.empty_q[(round - 1) % kQStages]);
     }
-    finish(s, 0);
-    weigh(s, row, late, scale_log2, [&](FewScores& few, int column) {
-      const Work& work = shared.works[(round - 1) % kWorks];
-      const Span span = span_of(work);
-      few_scores(few, query_rows(q, q_strides, work, span), work.first_query,
-                 key_rows(k, k_strides, work, span, group), tile * kBlockKV + column);
-      finish(few, column);
-    });
     note(kWeighed, n);
   };
   const auto start_values_of = [&](int n) {
@@ -1500,15 +1512,12 @@ int main(int argc, char** argv) {
   const int batch = size(1, 1), heads = size(2, 16), kv_heads = size(3, heads);
   const int seq_q = size(4, 4096), seq_kv = size(5, seq_q);
   const i64 rows = i64(batch) * heads * seq_q, keys = i64(batch) * kv_heads * seq_kv;
-  const int group = heads / kv_heads;
 
   const float scale_log2 = 1.442695041f / sqrtf(kHeadDim);
 
   Output* o = device_array<Output>(rows * kHeadDimV);
   float* lse = device_array<float>(rows);
   Element *q = input(rows * kHeadDim, 1), *k = input(keys * kHeadDim, 2);
-  const Strides q_strides = contiguous(heads, seq_q, kHeadDim);
-  const Strides k_strides = contiguous(kv_heads, seq_kv, kHeadDim);
   const TensorMap q_map = encoded(q, batch, heads, seq_q, kHeadDim, 64);
   const TensorMap k_map = encoded(k, batch, kv_heads, seq_kv, kHeadDim, kBlockKV);
   const TensorMap v_map =
@@ -1528,9 +1537,8 @@ int main(int argc, char** argv) {
   float ms = 0;
   for (int run = 0; run < 2; ++run) {  // the second one counts
     cudaEventRecord(start);
-    kernel<<<grid, kThreads, kSmemBytes>>>(q_map, k_map, v_map, o_map, q, k, lse, batch, heads,
-                                           kv_heads, seq_q, seq_kv, heads_together, group,
-                                           q_strides, k_strides, scale_log2);
+    kernel<<<grid, kThreads, kSmemBytes>>>(q_map, k_map, v_map, o_map, lse, batch, heads, kv_heads,
+                                           seq_q, seq_kv, heads_together, scale_log2);
     cudaEventRecord(stop);
     cudaEventSynchronize(stop);
     cudaEventElapsedTime(&ms, start, stop);

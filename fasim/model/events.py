@@ -26,6 +26,7 @@ from fasim.plan import (
     Tile,
     keeps_q,
     lays_out,
+    tiles_stay,
     transposed_shape,
     transposers,
     transposes,
@@ -75,7 +76,9 @@ class _Head:
         self.group = problem.group if variant in PACKED else 1  # query heads whose rows pack
         self.transposes = transposes(variant, problem.dtype)
         self.values = "vt" if self.transposes else "v"  # what the main kernel takes for V
-        self.frees_k = "pv" if self.transposes else "s"  # the last that may ask for K's tile again
+        stays = variant in V3 and tiles_stay(problem, tile)
+        # The last that may ask for K's tile again.
+        self.frees_k = "pv" if self.transposes else "p" if stays else "s"
         if variant in V3:
             self.layout, self.keeps_q = v3_layout(problem, tile), bool(keeps_q(problem, tile))
         self.rows = problem.seq * self.group
@@ -349,15 +352,17 @@ def _v3_step(head: _Head, before: _Step | None, now: _Step | None) -> Iterator[_
         yield from _v3_output(head, before, "lse", "o")
     if now:
         leaves = now.begins if head.keeps_q else now.ends  # Q its place in shared memory
-        finished = ("s", "tile")[: 1 + (leaves and not head.transposes)]
-        yield from _each(head, "product", "s", *now[:2], finished)
+        with_k = ("tile",) if leaves and not head.transposes else ()
+        scored = ("s", *with_k) if head.frees_k == "s" else ("s",)
+        yield from _each(head, "product", "s", *now[:2], scored)
     if now and head.problem.dense:
         yield from _each(head, "load", "bias", *now[:2])
     if behind:
         yield from _v3_values(head, behind)
         yield from _v3_output(head, behind, "lse")
     if now:
-        yield from _each(head, "softmax", "p", *now[:2])
+        weighed = ("p", *with_k) if head.frees_k == "p" else ("p",)
+        yield from _each(head, "softmax", "p", *now[:2], weighed)
     if behind:
         yield from _v3_output(head, behind, "o")
 

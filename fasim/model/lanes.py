@@ -18,7 +18,7 @@ from fasim.model.silicon import rates
 from fasim.model.steps import step
 from fasim.model.tiles import Tiles, padded
 from fasim.model.timeline import WGMMA_TILE_CLOCKS
-from fasim.plan import WARPGROUP, Tile, v3_layout
+from fasim.plan import WARPGROUP, Tile, tiles_stay, v3_layout
 from fasim.problem import Problem
 
 
@@ -67,6 +67,7 @@ class _Block:
         self.scores = float(whole.tensor[0]) * d / (d + dv) / consumers
         self.values = float(whole.tensor[0]) * dv / (d + dv) / consumers
         self.softmax = float(whole.softmax[0]) / consumers
+        self.stay = tiles_stay(problem, tile)  # Q and K, until their scores are weighed
         layout, stages = v3_layout(problem, tile), tile.stages
         self.slots = {"q": layout.q_stages, "k": stages + layout.more_keys, "v": stages}
         self.tensor = self.mufu = self.l2 = self.turn = self.loader = 0.0
@@ -107,7 +108,9 @@ class _Block:
         self._until(role, "wait", n, max(there, self.turn))
         self.turn = self.free[role]
         self.tensor = max(self.tensor, self.turn) + self.scores
-        self.ready[role, "s"] = self.left["k"] = self.left["q"] = self.tensor
+        self.ready[role, "s"] = self.tensor
+        if not self.stay:
+            self.left["k"] = self.left["q"] = self.tensor
         self.done[role, "s"] += 1
 
     def _sum(self, role: str) -> None:
@@ -121,6 +124,8 @@ class _Block:
         self._until(role, "scores", n, self.ready[role, "s"])
         self.mufu = max(self.mufu, self.free[role]) + self.softmax
         self._until(role, "softmax", n, self.mufu)
+        if self.stay:
+            self.left["k"] = self.left["q"] = self.mufu
         self.done[role, "p"] += 1
         if n > 0:
             self._until(role, "values", n - 1, self.ready[role, "pv"])

@@ -5,7 +5,7 @@
 "use strict";
 
 function makeEvents(model) {
-  const { C, isV3, packs, seen, keepsQ, v3Layout, transposers, transposes, transposedShape, valueColumns } = model;
+  const { C, isV3, packs, seen, keepsQ, tilesStay, v3Layout, transposers, transposes, transposedShape, valueColumns } = model;
   const TRANSPOSER = "transposer";  // of V3 in e4m3: the kernel before the main one
   const sum = (xs) => xs.reduce((a, b) => a + b, 0);
   const range = (start, stop, step) => Array.from({ length: Math.max(0, Math.ceil((stop - start) / step)) }, (_, i) => start + i * step);
@@ -286,7 +286,8 @@ function makeEvents(model) {
     const done = consumersOf(h).map((role, i) => consumerStep(h, make, role, i, before, now));
     if (before) before.v.until = state.freeV[before.n] = last(before.v, done.map(({ pv }) => pv));
     if (now) now.weights = done.map(({ p }) => p);
-    if (now && h.behind) freeKeys(h, state, now, last(now.k, done.map(({ s }) => s)));
+    const leaves = () => (tilesStay(h.p, h.t) ? now.weights : done.map(({ s }) => s));
+    if (now && h.behind) freeKeys(h, state, now, last(now.k, leaves()));
     if (!h.behind && before) freeKeys(h, state, before, before.v.until);
   }
 

@@ -181,6 +181,9 @@ function makeModel(C, GPUS) {
     return t.warps === 2 * C.WARPGROUP && needed <= C.MOST_KEPT;
   }
 
+  // Whether tiles of Q and K stay until their scores are weighed: tiles_stay in fasim/plan.py.
+  const tilesStay = (p, t) => p.dtype !== "e4m3" && !p.dense && t.warps !== 2 * C.WARPGROUP;
+
   // Tiles of Q, parts of O, stages of K beside those of V: v3_layouts in fasim/plan.py.
   function v3Layouts(p, kept) {
     const count = slabs(p.head_dim_v), parts = [];
@@ -881,7 +884,7 @@ function makeModel(C, GPUS) {
     return { ...entry, useful: useful(p), hbm: need, fits: hbm(p, entry.variant).total <= budget(gpu, reserve), max_seq: maxSeq(p, entry.variant, gpu, reserve) };
   }
 
-  return { C, GPUS, isV3, packs, problemOf, changed, seen, visits, plan, evaluate, step, keepsQ, v3Layout, transposers, transposes, transposedShape, valueColumns, tensors, hbm, budget, ceilDiv };
+  return { C, GPUS, isV3, packs, problemOf, changed, seen, visits, plan, evaluate, step, keepsQ, tilesStay, v3Layout, transposers, transposes, transposedShape, valueColumns, tensors, hbm, budget, ceilDiv };
 }
 
 if (typeof module !== "undefined") module.exports = { makeModel };

@@ -1,5 +1,23 @@
 // ---- Scores, again ------------------------------------------------------------------------------
 // 16 rows of one warp against 8 keys, by the instructions that a warp can issue alone: for the rare tile
+//% if kernel.tiles_stay
+// whose scores were overwritten with weights that turned out too large.
+using FewScores = float[1][1][4];
+
+__device__ __forceinline__ void few_scores(FewScores& s, const SlabTile<64, kSlabs>& q,
+                                           const SlabTile<kBlockKV, kSlabs>& k, int column) {
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) s[0][0][i] = 0.f;
+#pragma unroll 1
+  for (int step = 0; step < kD / 8; ++step) {
+    u32 a[2], b[1];
+    ptx::ldmatrix_x2(a, chunk_address(q, 16 * warp + lane % 16, step));
+    ptx::ldmatrix_x1(b, chunk_address(k, column + lane % 8, step));
+    ptx::mma_m16n8k8_$(ptx_type(kernel.dtype))(s[0][0], a, b[0]);
+  }
+}
+//% else
 // whose scores were overwritten with weights that turned out too large. Its rows and keys have left shared
 // memory by then, as the next ones are not to wait for a softmax: they are read where TMA found them.
 using FewScores = float[1][1][4];
@@ -13,15 +31,15 @@ struct HeadRows {  // in global memory
   int group_log2 = 0;
 //% endif
 
-  // Two columns of a row, or zeros past the last one.
-  __device__ __forceinline__ u32 pair_at(int row, int pair) const {
+  // A row's pairs of columns, of which the lane takes every fourth; none past the last row.
+  __device__ __forceinline__ const u32* pairs_of(int row) const {
 //% if kernel.pack_gqa
     const int head = row & ((1 << group_log2) - 1);
     const Element* at = first + (row >> group_log2) * stride + head * head_stride;
 //% else
     const Element* at = first + row * stride;
 //% endif
-    return row < count ? reinterpret_cast<const u32*>(at)[pair] : 0;
+    return row < count ? reinterpret_cast<const u32*>(at) + threadIdx.x % 4 : nullptr;
   }
 };
 
@@ -58,13 +76,16 @@ __device__ __forceinline__ HeadRows key_rows(const Element* k, const Strides& st
 __device__ __forceinline__ void few_scores(FewScores& s, const HeadRows& queries, int query,
                                            const HeadRows& keys, int key) {
   const int lane = threadIdx.x % 32, row = query + threadIdx.x / 32 * kWarpRows + lane / 4;
+  const u32* const upper = queries.pairs_of(row);
+  const u32* const lower = queries.pairs_of(row + 8);
+  const u32* const pairs = keys.pairs_of(key + lane / 4);
 #pragma unroll
   for (int i = 0; i < 4; ++i) s[0][0][i] = 0.f;
 #pragma unroll 1
   for (int step = 0; step < (kHeadDim + 7) / 8; ++step) {
-    const int pair = 4 * step + lane % 4;
-    const u32 a[2] = {queries.pair_at(row, pair), queries.pair_at(row + 8, pair)};
-    const u32 b = keys.pair_at(key + lane / 4, pair);
+    const u32 a[2] = {upper ? upper[4 * step] : 0, lower ? lower[4 * step] : 0};
+    const u32 b = pairs ? pairs[4 * step] : 0;
     ptx::mma_m16n8k8_$(ptx_type(kernel.dtype))(s[0][0], a, b);
   }
 }
+//% endif

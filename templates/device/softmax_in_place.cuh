@@ -142,6 +142,9 @@ __device__ __forceinline__ void lower(Scores& s, RowState& row, const Late& late
       s[0][kBlockKV / 8 - 1][i] = next;
     }
   }
+//% if kernel.tiles_stay
+  __syncwarp();  // all lanes have read Q and K again: a vote would not order that
+//% endif
   add_up(sum, s);
   move_to(row, late, max, scale_log2, !row.settled);
 }

@@ -469,7 +469,7 @@ $(parameters(kernel))) {
     note(kScored, n);
 //% if q_is_kept(kernel)
     if (leads) ptx::mbarrier_arrive(&shared.empty_k[n % kKeyStages]);
-//% else
+//% elif not kernel.tiles_stay
     if (leads) {
       ptx::mbarrier_arrive(&shared.empty_k[n % kKeyStages]);
       if (tile == last_tile) ptx::mbarrier_arrive(&shared.empty_q[(round - 1) % kQStages]);
@@ -480,13 +480,24 @@ $(parameters(kernel))) {
     weigh(s, row, late, $(softmax_factor(kernel)));
 //% else
     weigh(s, row, late, $(softmax_factor(kernel)), [&](FewScores& few, int column) {
+//% if kernel.tiles_stay
+      const auto& q_rows = shared.q[(round - 1) % kQStages][warpgroup];
+      few_scores(few, q_rows, shared.k[n % kKeyStages], column);
+//% else
+//% set q, k = kernel.rescored
       const Work& work = shared.works[(round - 1) % kWorks];
       const Span span = span_of(work);
-//% set q, k = kernel.rescored
       few_scores(few, query_rows($(q), $(q)_strides, work, span), work.first_query,
                  key_rows($(k), $(k)_strides, work, span$(", group" if not kernel.pack_gqa)), tile * kBlockKV + column);
+//% endif
       finish(few, column);
     });
+//% endif
+//% if kernel.tiles_stay
+    if (ptx::thread_index() % 32 == 0) {  // asked again, lest it be kept
+      ptx::mbarrier_arrive(&shared.empty_k[n % kKeyStages]);
+      if (tile == last_tile) ptx::mbarrier_arrive(&shared.empty_q[(round - 1) % kQStages]);
+    }
 //% endif
     note(kWeighed, n);
   };

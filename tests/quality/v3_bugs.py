@@ -35,6 +35,7 @@ BF16: dict[str, Any] = {"head_dim": 80, "dtype": "bf16"}  # two slabs, the secon
 KERNELS = {
     "causal": Problem(**BF16, causal=True),
     "three": Problem(**BF16, causal=True),
+    "wide": Problem(head_dim=256, dtype="bf16", causal=True),  # no registers for Q
     "fp16": Problem(**{**BF16, "dtype": "fp16"}),
     "window": Problem(**BF16, window=(40, 9)),
     "alibi": Problem(**BF16, causal=True, bias="alibi"),
@@ -42,6 +43,7 @@ KERNELS = {
     "varlen": Problem(**BF16, causal=True, varlen=True),
     "packed": Problem(**BF16, causal=True),
     "again": Problem(**BF16, causal=True),
+    "again three": Problem(**BF16, causal=True),
     "again packed": Problem(**BF16, causal=True),
     "again varlen": Problem(**BF16, causal=True, varlen=True),
     "again wide": Problem(**{**BF16, "head_dim": 33}),  # rows of K are copied to wider ones
@@ -87,7 +89,7 @@ class Bug:
 @cache
 def kernel_of(name: str) -> Kernel:
     form = "packed" if name.endswith("packed") else ""
-    tile = THREE if name == "three" else TILE
+    tile = THREE if name.endswith("three") else TILE
     plan = planner.plan(KERNELS[name], load("h200"), "v3", tile=tile, form=form).plan
     assert plan
     kernel = render(replace(plan, slots=1))
@@ -215,7 +217,7 @@ BARRIERS = (
         "ptx::mbarrier_init(&shared.empty_q[i], kConsumers);",
         "ptx::mbarrier_init(&shared.empty_q[i], 1);",
         (*EARLY, "deadlock"),
-        "three",
+        "wide",
         FEW_KEYS,
     ),
     Bug(
@@ -230,6 +232,14 @@ BARRIERS = (
         "",
         "stage still read",
         "causal",
+        FEW_KEYS,
+    ),
+    Bug(
+        "a warp gives tiles back before its lanes have read them again",
+        "  __syncwarp();  // all lanes have read Q and K again: a vote would not order that\n",
+        "",
+        "stage still read",
+        "again three",
         FEW_KEYS,
     ),
     Bug(
@@ -693,8 +703,8 @@ GROUPED = (
 AGAIN = (
     Bug(
         "rows past the last are read again",
-        "return row < count ? reinterpret_cast<const u32*>(at)[pair] : 0;",
-        "return reinterpret_cast<const u32*>(at)[pair];",
+        "return row < count ? reinterpret_cast<const u32*>(at) + threadIdx.x % 4 : nullptr;",
+        "return reinterpret_cast<const u32*>(at) + threadIdx.x % 4;",
         "out of bounds",
         "again",
         GROUPS,
@@ -709,8 +719,8 @@ AGAIN = (
     ),
     Bug(
         "all lanes of a quad read the same columns again",
-        "const int pair = 4 * step + lane % 4;",
-        "const int pair = 4 * step;",
+        "reinterpret_cast<const u32*>(at) + threadIdx.x % 4 :",
+        "reinterpret_cast<const u32*>(at) :",
         RIGHT,
         "again",
         GROUPS,

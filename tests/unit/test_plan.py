@@ -410,7 +410,8 @@ def test_v3_in_16_bits_takes_q_and_k_where_tma_finds_them_by_address_too(
 ) -> None:
     """The strides are those of the array that the map is of; ``steps`` are K's."""
     shape: dict[str, Any] = {"heads": 4, "kv_heads": 2, "seq": 100, "seq_kv": 500, "head_dim": 64}
-    plan = planner.plan(Problem(**shape | options), gpu.load("h200"), "v3").plan
+    tile = Tile(block_q=128, block_kv=128, warps=8, stages=2)
+    plan = planner.plan(Problem(**shape | options), gpu.load("h200"), "v3", tile=tile).plan
     assert plan
     assert plan.kernel.rescored == arrays
     kinds = dict(plan.kernel.arguments)
