@@ -15,7 +15,7 @@ import numpy as np
 from fasim.gpu import Gpu
 from fasim.model import footprint
 from fasim.model.occupancy import register_cap, residency
-from fasim.model.tiles import Bools, Ints, Tiles, ceil_div
+from fasim.model.tiles import Bools, Ints, Tiles, ceil_div, padded
 from fasim.plan import (
     FORMS,
     LOADER_THREADS,
@@ -38,6 +38,7 @@ MAX_GRID = 2**31 - 1
 # setmaxnreg of a consumer, by the number of consumer warpgroups: as in FlashAttention-3, and what
 # three blocks with one have on an SM.
 CONSUMER_REGISTERS = {1: 136, 2: 240, 3: 160}
+PRODUCT_REGISTERS = 30  # that a wgmma needs beside the numbers it sums
 ROWS_PER_WARP = (16, 32)
 SPLIT_FP32_COLUMNS = 128
 
@@ -294,6 +295,22 @@ def _consumers() -> Rule:
     )
 
 
+def _one_product() -> Rule:
+    """ptxas holds each wgmma in 16 bits to what a thread starts with, whatever setmaxnreg adds."""
+
+    def needed(case: Case) -> Ints:
+        columns = np.maximum(padded(case.problem.head_dim_v), case.tiles.block_kv)
+        return np.asarray((columns // 2 + PRODUCT_REGISTERS) * (case.problem.dtype != "e4m3"))
+
+    return Rule(
+        lambda c: needed(c) <= c.launch_registers,
+        lambda c, i: (
+            f"a product needs {needed(c)[i]} registers, and a thread starts with"
+            f" {c.launch_registers[i]}"
+        ),
+    )
+
+
 def _together() -> Rule:
     """Blocks with one consumer hide each other's waits: one alone would hide none."""
     return Rule(
@@ -429,6 +446,7 @@ _OWNED = (
     *(_one_step(), _fp32_shares()),
 )
 _KEYS = (*_OWNED, _two_stages())
+_LAUNCHED = (_together(), _one_product())
 _V3 = (_consumers(), _whole_keys(), _instruction_width(), _one_step())
 
 RULES: dict[tuple[str, str], tuple[Rule, ...]] = {
@@ -438,8 +456,8 @@ RULES: dict[tuple[str, str], tuple[Rule, ...]] = {
         *(_whole_packed_rows(), _shared_keys(), _fp32_columns(), _parts_fit()),
         *_LIMITS,
     ),
-    ("v3", "fwd"): (*_V3, _whole_warpgroup_rows(), _whole_slabs(), *_LIMITS, _together()),
-    ("v3_packed", "fwd"): (_packs(), *_V3, _whole_warpgroup_rows(), *_LIMITS, _together()),
+    ("v3", "fwd"): (*_V3, _whole_warpgroup_rows(), _whole_slabs(), *_LIMITS, *_LAUNCHED),
+    ("v3_packed", "fwd"): (_packs(), *_V3, _whole_warpgroup_rows(), *_LIMITS, *_LAUNCHED),
     ("v1", "bwd"): (*_OWNED, _one_stage(), *_LIMITS),
     **{(name, "bwd"): (*_KEYS, *_LIMITS) for name in ("v2", *(f"v2_{form}" for form in FORMS))},
     ("v3", "bwd"): (*_V3, *_LIMITS),

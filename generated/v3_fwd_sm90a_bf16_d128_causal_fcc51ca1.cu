@@ -43,7 +43,7 @@
 //   581163b0  device/matmul_wgmma.cuh
 //   06eb1102  device/matrix_descriptor.cuh
 //   772adaad  device/mbarrier.cuh
-//   9bb56f7f  device/rescore.cuh
+//   7f0affa3  device/rescore.cuh
 //   56ce5a2e  device/rows.cuh
 //   6a818e15  device/schedule.cuh
 //   2e46e33c  device/settled_rows.cuh
@@ -99,7 +99,7 @@
 // "fwd", "scale": 0.08838834764831843, "scales": "tensor", "seq": 8192, "seq_kv": 8192, "softcap":
 // 0.0, "varlen": false, "window": [-1, -1]}, "schema": "fasim.plan/1", "slots": 132, "smem_bytes":
 // 230400}
-// ---- the rest of the file has sha256 3964840b39eda10182bf412917416718df342f9115ee169ceee2ffe10c596874
+// ---- the rest of the file has sha256 dc4662041d304a1f33c0e8dac0f2bb8ef4d86b2130ce5574520e884cfe93b768
 // FlashAttention-3, forward (Shah et al. 2024, algorithms 1 and 2).
 //
 // A block stays on its SM and works on one tile of queries after the other. One warpgroup, the producer,
@@ -930,10 +930,10 @@ struct HeadRows {  // in global memory
   const Element* first;
   i64 stride;
   int count;
-  // A row's pairs of columns, of which the lane takes every fourth; none past the last row.
-  __device__ __forceinline__ const u32* pairs_of(int row) const {
+  // A row's pairs of columns from one on; none past the last row.
+  __device__ __forceinline__ const u32* pairs_of(int row, int first_pair) const {
     const Element* at = first + row * stride;
-    return row < count ? reinterpret_cast<const u32*>(at) + threadIdx.x % 4 : nullptr;
+    return row < count ? reinterpret_cast<const u32*>(at) + first_pair : nullptr;
   }
 };
 
@@ -954,10 +954,11 @@ __device__ __forceinline__ HeadRows key_rows(const Element* k, const Strides& st
 // whole steps of 8 columns: TMA takes no others.
 __device__ __forceinline__ void few_scores(FewScores& s, const HeadRows& queries, int query,
                                            const HeadRows& keys, int key) {
-  const int lane = threadIdx.x % 32, row = query + threadIdx.x / 32 * kWarpRows + lane / 4;
-  const u32* const upper = queries.pairs_of(row);
-  const u32* const lower = queries.pairs_of(row + 8);
-  const u32* const pairs = keys.pairs_of(key + lane / 4);
+  const int thread = ptx::thread_index(), lane = thread % 32;  // asked again, lest it be kept
+  const int row = query + thread / 32 * kWarpRows + lane / 4;
+  const u32* const upper = queries.pairs_of(row, lane % 4);
+  const u32* const lower = queries.pairs_of(row + 8, lane % 4);
+  const u32* const pairs = keys.pairs_of(key + lane / 4, lane % 4);
 #pragma unroll
   for (int i = 0; i < 4; ++i) s[0][0][i] = 0.f;
 #pragma unroll 1

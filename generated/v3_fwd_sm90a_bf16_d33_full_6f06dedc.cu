@@ -57,7 +57,7 @@
 //   06eb1102  device/matrix_descriptor.cuh
 //   772adaad  device/mbarrier.cuh
 //   625b887b  device/pad_rows.cuh
-//   9bb56f7f  device/rescore.cuh
+//   7f0affa3  device/rescore.cuh
 //   56ce5a2e  device/rows.cuh
 //   6a818e15  device/schedule.cuh
 //   2e46e33c  device/settled_rows.cuh
@@ -113,7 +113,7 @@
 // "fwd", "scale": 0.17407765595569785, "scales": "tensor", "seq": 1000, "seq_kv": 1000, "softcap":
 // 0.0, "varlen": false, "window": [-1, -1]}, "schema": "fasim.plan/1", "slots": 132, "smem_bytes":
 // 134144}
-// ---- the rest of the file has sha256 e94f2932e24a939c89cdbcce4b0de85a0deeb58f6da9526d144266f3b5a9a0f4
+// ---- the rest of the file has sha256 af1da261d34a553813d795c472caf4eed94a26ae45b4c221a4741bf59d25089f
 // FlashAttention-3, forward (Shah et al. 2024, algorithms 1 and 2).
 //
 // A block stays on its SM and works on one tile of queries after the other. One warpgroup, the producer,
@@ -978,10 +978,10 @@ struct HeadRows {  // in global memory
   const Element* first;
   i64 stride;
   int count;
-  // A row's pairs of columns, of which the lane takes every fourth; none past the last row.
-  __device__ __forceinline__ const u32* pairs_of(int row) const {
+  // A row's pairs of columns from one on; none past the last row.
+  __device__ __forceinline__ const u32* pairs_of(int row, int first_pair) const {
     const Element* at = first + row * stride;
-    return row < count ? reinterpret_cast<const u32*>(at) + threadIdx.x % 4 : nullptr;
+    return row < count ? reinterpret_cast<const u32*>(at) + first_pair : nullptr;
   }
 };
 
@@ -1002,10 +1002,11 @@ __device__ __forceinline__ HeadRows key_rows(const Element* k, const Strides& st
 // whole steps of 8 columns: TMA takes no others.
 __device__ __forceinline__ void few_scores(FewScores& s, const HeadRows& queries, int query,
                                            const HeadRows& keys, int key) {
-  const int lane = threadIdx.x % 32, row = query + threadIdx.x / 32 * kWarpRows + lane / 4;
-  const u32* const upper = queries.pairs_of(row);
-  const u32* const lower = queries.pairs_of(row + 8);
-  const u32* const pairs = keys.pairs_of(key + lane / 4);
+  const int thread = ptx::thread_index(), lane = thread % 32;  // asked again, lest it be kept
+  const int row = query + thread / 32 * kWarpRows + lane / 4;
+  const u32* const upper = queries.pairs_of(row, lane % 4);
+  const u32* const lower = queries.pairs_of(row + 8, lane % 4);
+  const u32* const pairs = keys.pairs_of(key + lane / 4, lane % 4);
 #pragma unroll
   for (int i = 0; i < 4; ++i) s[0][0][i] = 0.f;
 #pragma unroll 1

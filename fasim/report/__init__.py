@@ -29,7 +29,7 @@ MOST_BYTES = 1 << 53  # the page counts in doubles
 CONSTANTS: tuple[tuple[str, str], ...] = (
     ("problem", "DTYPE_BYTES"),
     ("planner", "SPLIT_ROWS PACKED_QUERIES"),
-    ("legality", "MAX_GRID CONSUMER_REGISTERS ROWS_PER_WARP SPLIT_FP32_COLUMNS"),
+    ("legality", "MAX_GRID CONSUMER_REGISTERS PRODUCT_REGISTERS ROWS_PER_WARP SPLIT_FP32_COLUMNS"),
     (
         "candidates",
         "WARPS KEYS FP32_KEYS E4M3_KEYS V1_KEYS V1_STEPS SPLIT_WARPS SPLIT_KEYS SPLIT_STAGES"

@@ -375,6 +375,7 @@ function makeModel(C, GPUS) {
   const mergeBytes = ({ p, t }) => t.warps * t.m * (p.dv + 8) * 4;
 
   // [kept, why not in English, why not in Chinese], in the order in which they are asked.
+  const productRegisters = ({ p, t }) => (p.dtype === "e4m3" ? 0 : Math.floor(Math.max(p.dv, t.n) / 2) + C.PRODUCT_REGISTERS);
   const leastGroups = (p) => (p.dtype === "e4m3" ? 2 : 1);
   const RULES = {
     mmaRows: [({ t }) => t.m % (16 * t.warps) === 0,
@@ -416,6 +417,9 @@ function makeModel(C, GPUS) {
     consumers: [({ p, t }) => Object.keys(C.CONSUMER_REGISTERS).some((n) => n >= leastGroups(p) && C.WARPGROUP * n === t.warps),
       ({ p, t }) => `${t.warps} consumer warps are not ${leastGroups(p)} to 3 warpgroups`,
       ({ p, t }) => `${t.warps} 个消费者线程束不是 ${leastGroups(p)} 到 3 个线程束组`],
+    oneProduct: [(c) => productRegisters(c) <= c.launchRegisters,
+      (c) => `a product needs ${productRegisters(c)} registers, and a thread starts with ${c.launchRegisters}`,
+      (c) => `一次乘法需要 ${productRegisters(c)} 个寄存器，而线程启动时只有 ${c.launchRegisters} 个`],
     together: [(c) => c.blocks >= c.together,
       (c) => `${c.together} blocks are to share an SM, and ${c.blocks} of ${fixed1(c.smem / KIB)} KiB fit`,
       (c) => `一个 SM 须容纳 ${c.together} 个线程块，每块 ${fixed1(c.smem / KIB)} KiB，只能容纳 ${c.blocks} 个`],
@@ -444,8 +448,8 @@ function makeModel(C, GPUS) {
     v1: ["mmaRows", "wholeKeys", "oneStage", "wholeSteps", ...FORWARD],
     v2: ["mmaRows", "wholeKeys", "oneStep", ...FORWARD],
     v2_split: ["packedRows", "sharedKeys", "fp32Columns", "partsFit", ...LIMITS],
-    v3: ["consumers", "wholeKeys", "width", "oneStep", "warpgroupRows", "wholeSlabs", ...LIMITS, "together"],
-    v3_packed: ["consumers", "wholeKeys", "width", "oneStep", "warpgroupRows", ...LIMITS, "together"],
+    v3: ["consumers", "wholeKeys", "width", "oneStep", "warpgroupRows", "wholeSlabs", ...LIMITS, "together", "oneProduct"],
+    v3_packed: ["consumers", "wholeKeys", "width", "oneStep", "warpgroupRows", ...LIMITS, "together", "oneProduct"],
   };
 
   // The place of the first rule a tile breaks; the number of rules if none.

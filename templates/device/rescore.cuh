@@ -31,15 +31,15 @@ struct HeadRows {  // in global memory
   int group_log2 = 0;
 //% endif
 
-  // A row's pairs of columns, of which the lane takes every fourth; none past the last row.
-  __device__ __forceinline__ const u32* pairs_of(int row) const {
+  // A row's pairs of columns from one on; none past the last row.
+  __device__ __forceinline__ const u32* pairs_of(int row, int first_pair) const {
 //% if kernel.pack_gqa
     const int head = row & ((1 << group_log2) - 1);
     const Element* at = first + (row >> group_log2) * stride + head * head_stride;
 //% else
     const Element* at = first + row * stride;
 //% endif
-    return row < count ? reinterpret_cast<const u32*>(at) + threadIdx.x % 4 : nullptr;
+    return row < count ? reinterpret_cast<const u32*>(at) + first_pair : nullptr;
   }
 };
 
@@ -75,10 +75,11 @@ __device__ __forceinline__ HeadRows key_rows(const Element* k, const Strides& st
 // whole steps of 8 columns: TMA takes no others.
 __device__ __forceinline__ void few_scores(FewScores& s, const HeadRows& queries, int query,
                                            const HeadRows& keys, int key) {
-  const int lane = threadIdx.x % 32, row = query + threadIdx.x / 32 * kWarpRows + lane / 4;
-  const u32* const upper = queries.pairs_of(row);
-  const u32* const lower = queries.pairs_of(row + 8);
-  const u32* const pairs = keys.pairs_of(key + lane / 4);
+  const int thread = ptx::thread_index(), lane = thread % 32;  // asked again, lest it be kept
+  const int row = query + thread / 32 * kWarpRows + lane / 4;
+  const u32* const upper = queries.pairs_of(row, lane % 4);
+  const u32* const lower = queries.pairs_of(row + 8, lane % 4);
+  const u32* const pairs = keys.pairs_of(key + lane / 4, lane % 4);
 #pragma unroll
   for (int i = 0; i < 4; ++i) s[0][0][i] = 0.f;
 #pragma unroll 1

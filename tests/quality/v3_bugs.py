@@ -703,8 +703,8 @@ GROUPED = (
 AGAIN = (
     Bug(
         "rows past the last are read again",
-        "return row < count ? reinterpret_cast<const u32*>(at) + threadIdx.x % 4 : nullptr;",
-        "return reinterpret_cast<const u32*>(at) + threadIdx.x % 4;",
+        "return row < count ? reinterpret_cast<const u32*>(at) + first_pair : nullptr;",
+        "return reinterpret_cast<const u32*>(at) + first_pair;",
         "out of bounds",
         "again",
         GROUPS,
@@ -719,7 +719,7 @@ AGAIN = (
     ),
     Bug(
         "all lanes of a quad read the same columns again",
-        "reinterpret_cast<const u32*>(at) + threadIdx.x % 4 :",
+        "reinterpret_cast<const u32*>(at) + first_pair :",
         "reinterpret_cast<const u32*>(at) :",
         RIGHT,
         "again",
@@ -783,7 +783,7 @@ AGAIN = (
     ),
     Bug(
         "Q is read again from the tile's first rows",
-        "row = query + threadIdx.x / 32 * kWarpRows + lane / 4;",
+        "row = query + thread / 32 * kWarpRows + lane / 4;",
         "row = query + lane / 4;",
         RIGHT,
         "again",
