@@ -147,6 +147,7 @@ def _offsets(driver: Any, function: ctypes.c_void_p) -> list[int]:
 def placed(formats: Sequence[str], offsets: Sequence[int]) -> tuple[list[str], list[int]]:
     """struct formats with gaps ("48s") put in, so that each parameter lies at its offset; and the
     places in the new list where those gaps stand."""
+    check_parameters("the kernel", len(offsets), len(formats))
     result, gaps = list[str](), list[int]()
     for form, offset in zip(formats, offsets, strict=True):
         end, align = struct.calcsize("".join(result)), _alignment(form)
@@ -158,6 +159,15 @@ def placed(formats: Sequence[str], offsets: Sequence[int]) -> tuple[list[str], l
             result.append(f"{offset - end}s")
         result.append(form)
     return result, gaps
+
+
+def check_parameters(kernel: str, taken: int, passed: int) -> None:
+    """Raises UsageError if a kernel takes another number of them than it would be passed."""
+    if taken != passed:
+        raise UsageError(
+            f"{kernel} takes {taken} parameters, and its plan has {passed}",
+            hint="the file is of another version: generate it again from its plan",
+        )
 
 
 def _alignment(form: str) -> int:

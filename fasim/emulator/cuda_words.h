@@ -171,8 +171,14 @@ __attribute__((no_sanitize("thread"))) void fasim_call(void (*kernel)(P...), voi
   fasim_call(kernel, arguments, std::index_sequence_for<P...>());
 }
 
+template <typename... P>
+constexpr unsigned fasim_parameters(void (*)(P...)) {
+  return sizeof...(P);
+}
+
 #define FASIM_KERNEL(name, blocks_per_sm)                                                        \
   extern "C" const unsigned fasim_blocks_##name = blocks_per_sm;                                 \
+  extern "C" const unsigned fasim_parameters_##name = fasim_parameters(&name);                   \
   extern "C" __attribute__((no_sanitize("thread"))) void fasim_kernel_##name(void** arguments) { \
     fasim_call(&name, arguments);                                                                \
   }

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from fasim.emulator.build import MOST_SHARED, build, lines
 from fasim.errors import CheckFailed, UsageError
-from fasim.tensor_map import TensorMap
+from fasim.tensor_map import TensorMap, check_parameters
 
 Array = NDArray[Any]
 
@@ -319,6 +319,8 @@ class Program:
         values, stop = [_value(x) for x in arguments.values()], c_int32(0)
         pointers = (c_void_p * len(values))(*(ctypes.addressof(value) for value in values))
         kernel = getattr(self._loaded, f"fasim_kernel_{entry or self.symbol}")
+        taken = c_uint32.in_dll(self._loaded, f"fasim_parameters_{entry or self.symbol}").value
+        check_parameters(self.symbol, taken, len(arguments))
         blocks_per_sm = c_uint32.in_dll(self._loaded, f"fasim_blocks_{entry or self.symbol}")
         request = _Request(
             ctypes.cast(kernel, c_void_p),

@@ -33,6 +33,14 @@ def test_launches_go_on_after_faults() -> None:
             assert y.tolist() == [*range(64), *range(64), *[0] * 128]
 
 
+def test_a_kernel_with_other_parameters_is_not_launched() -> None:
+    given = arrays()
+    with pytest.raises(UsageError, match="tiny takes 2 parameters, and its plan has 3"):
+        Program.load(source("y[i] = x[i];"), "tiny").launch(
+            {**given, "n": b"0000"}, ["y"], grid=1, block=64
+        )
+
+
 def test_many_programs_are_loaded_at_once(tmp_path: Path) -> None:
     library = build(source("y[blockIdx.x * 64 + i] = x[i];"), "tiny")
     programs = []

@@ -140,3 +140,8 @@ def test_every_packed_token_ends_a_sequence() -> None:
 def test_arrays_without_elements_have_maps() -> None:
     empty = maps(launch(tokens=(0, 0), varlen=True))
     assert empty["q"].sizes == (72, PACKED_END, 4, 1, PACKED_END + 1)
+
+
+def test_a_kernel_with_other_parameters_is_of_another_version() -> None:
+    with pytest.raises(UsageError, match="takes 3 parameters, and its plan has 2"):
+        placed(["P", "i"], [0, 8, 16])
