@@ -262,15 +262,19 @@ class KernelSpec:
     @property
     def rescored(self) -> tuple[str, ...]:
         """The arrays whose rows a warp of V3 in 16 bits reads again where scores are gone that it
-        needs: Q and K as TMA finds them. A dense bias would have to be read again as well, so none
-        there."""
-        rescores = self.algo == "v3" and not self.transposes and not self.bias_dtype
-        return (self.mapped["q"], self.mapped["k"]) if rescores and not self.tiles_stay else ()
+        needs: Q and K as TMA finds them."""
+        gone = self.algo == "v3" and rescores(self) and not self.tiles_stay
+        return (self.mapped["q"], self.mapped["k"]) if gone else ()
 
     @property
     def tiles_stay(self) -> bool:
         """See the function of that name."""
         return self.algo == "v3" and tiles_stay(self, self.tile)
+
+    @property
+    def keeps_q(self) -> bool:
+        """See the function of that name."""
+        return self.algo == "v3" and bool(keeps_q(self, self.tile))
 
     @property
     def pointers(self) -> tuple[str, ...]:
@@ -1161,10 +1165,16 @@ def slabs(head_dim: int, dtype: str = "fp16") -> int:
     return math.ceil(head_dim * DTYPE_BYTES[dtype] / SLAB_BYTES)
 
 
+def rescores(work: KernelSpec | Problem) -> bool:
+    """Whether V3's warps compute scores again where weights outgrow their range: in 16 bits, unless
+    a dense bias would have to be read again as well."""
+    return work.dtype != "e4m3" and work.bias in ("none", "alibi")
+
+
 def keeps_q(work: KernelSpec | Problem, tile: Any) -> Any:
     """Whether V3's consumers keep their rows of Q in registers: two in 16 bits that have them left
     beside S, P and O. ``tile`` may be a Tile or arrays of what it holds."""
-    if work.dtype == "e4m3" or work.bias not in ("none", "alibi"):
+    if not rescores(work):
         return tile.warps < 0
     options = (work.mask == "window") + (work.bias == "alibi") + work.varlen
     rows = padded(work.head_dim_v) // 2 + padded(work.head_dim) // 4
@@ -1175,9 +1185,8 @@ def keeps_q(work: KernelSpec | Problem, tile: Any) -> Any:
 def tiles_stay(work: KernelSpec | Problem, tile: Tile) -> bool:
     """Whether V3's tiles of Q and K stay in shared memory until their scores are weighed, as warps
     may need them again: in 16 bits three consumers have no registers for addresses, and one has
-    other blocks beside it. A dense bias would have to be read again as well, so nothing is."""
-    needed = work.dtype != "e4m3" and work.bias in ("none", "alibi")
-    return needed and tile.warps != 2 * WARPGROUP
+    other blocks beside it."""
+    return rescores(work) and tile.warps != 2 * WARPGROUP
 
 
 class V3Layout(NamedTuple):

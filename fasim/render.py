@@ -39,7 +39,6 @@ from fasim.plan import (
     Tile,
     V3Layout,
     columns_at_once,
-    keeps_q,
     padded,
     slabs,
     transposed_rows,
@@ -393,11 +392,9 @@ def v3_instructions(kernel: KernelSpec) -> tuple[str, ...]:
         return rounding
     if kernel.scaled:
         return ("ldmatrix_x4", "ldmatrix_x2", "mma_m16n8k32_e4m3", *rounding)
-    taken = ("ldmatrix_x4",) * q_is_kept(kernel) + (
-        "ldmatrix_x2",
-        "ldmatrix_x1",
-    ) * kernel.tiles_stay
-    return (*taken, f"mma_m16n8k8_{PTX_TYPES[kernel.dtype]}", *rounding)
+    kept = ("ldmatrix_x4",) * kernel.keeps_q
+    again = ("ldmatrix_x2", "ldmatrix_x1") * kernel.tiles_stay
+    return (*kept, *again, f"mma_m16n8k8_{PTX_TYPES[kernel.dtype]}", *rounding)
 
 
 def map_of(kernel: KernelSpec, tensor: str) -> str:
@@ -441,7 +438,7 @@ def quantising(kernel: KernelSpec) -> tuple[tuple[str, str], ...]:
 
 def products_of_registers(kernel: KernelSpec) -> tuple[int, ...]:
     """Columns of V3's products whose left operand registers hold: P V, and S where Q is kept."""
-    scores = (kernel.tile.block_kv,) if q_is_kept(kernel) else ()
+    scores = (kernel.tile.block_kv,) if kernel.keeps_q else ()
     return tuple(dict.fromkeys((*scores, *value_columns(kernel))))
 
 
@@ -517,11 +514,6 @@ def layout(kernel: KernelSpec) -> V3Layout:
     return v3_layout(kernel, kernel.tile)
 
 
-def q_is_kept(kernel: KernelSpec) -> bool:
-    """Whether V3's consumers keep Q in registers."""
-    return bool(keeps_q(kernel, kernel.tile))
-
-
 def loader_registers(tile: Tile) -> int:
     """Of a thread that loads: what those that compute leave of all that the block starts with."""
     groups = tile.warps // WARPGROUP
@@ -581,7 +573,6 @@ def _environment() -> jinja2.Environment:
         *(mma, cvt, matrix_instructions, scale_of),
         *(
             layout,
-            q_is_kept,
             loader_registers,
             arch_flags,
             v3_instructions,

@@ -37,7 +37,7 @@
 //   76c2f1b5  device/integers.cuh
 //   5b839c1b  device/load_v3.cuh
 //   1cbf0c76  device/mask.cuh
-//   581163b0  device/matmul_wgmma.cuh
+//   1a579de9  device/matmul_wgmma.cuh
 //   06eb1102  device/matrix_descriptor.cuh
 //   772adaad  device/mbarrier.cuh
 //   56ce5a2e  device/rows.cuh
@@ -45,7 +45,7 @@
 //   23af4307  device/score.cuh
 //   2aadce9b  device/score_rows.cuh
 //   2e46e33c  device/settled_rows.cuh
-//   f8398b65  device/shared_v3.cuh
+//   3cd0f0af  device/shared_v3.cuh
 //   53f37c44  device/softmax_in_place.cuh
 //   17509448  device/span.cuh
 //   db6d7e5a  device/store_tma.cuh
@@ -53,11 +53,11 @@
 //   3167b13b  device/timeline.cuh
 //   689d4211  device/turn.cuh
 //   c2706fe3  device/types.cuh
-//   ff7d8f35  kernels/v3_fwd.cu
+//   8c1b6b89  kernels/v3_fwd.cu
 //   5d3e87eb  parts/constants_v3.cuh
 //   5a818b86  parts/main_arrays.cuh
 //   92b4175b  parts/main_options.cuh
-//   0fa78d0f  parts/main_v3.cu
+//   a8bb29e3  parts/main_v3.cu
 //   5af47db7  ptx/bar_arrive.cuh
 //   18bd1382  ptx/bar_sync.cuh
 //   f0e3942d  ptx/clock64.cuh

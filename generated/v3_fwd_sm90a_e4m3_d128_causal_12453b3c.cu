@@ -43,7 +43,7 @@
 //   0c938b81  device/key_order.cuh
 //   5b839c1b  device/load_v3.cuh
 //   1cbf0c76  device/mask.cuh
-//   581163b0  device/matmul_wgmma.cuh
+//   1a579de9  device/matmul_wgmma.cuh
 //   06eb1102  device/matrix_descriptor.cuh
 //   772adaad  device/mbarrier.cuh
 //   b4e10cc5  device/rescore_e4m3.cuh
@@ -51,7 +51,7 @@
 //   6a818e15  device/schedule.cuh
 //   b274dbf8  device/score_factor.cuh
 //   2e46e33c  device/settled_rows.cuh
-//   f8398b65  device/shared_v3.cuh
+//   3cd0f0af  device/shared_v3.cuh
 //   2d2dfee3  device/softmax_lazy_e4m3.cuh
 //   17509448  device/span.cuh
 //   db6d7e5a  device/store_tma.cuh
@@ -61,11 +61,11 @@
 //   689d4211  device/turn.cuh
 //   c2706fe3  device/types.cuh
 //   8715e91b  device/weights_e4m3.cuh
-//   ff7d8f35  kernels/v3_fwd.cu
+//   8c1b6b89  kernels/v3_fwd.cu
 //   5d3e87eb  parts/constants_v3.cuh
 //   5a818b86  parts/main_arrays.cuh
 //   92b4175b  parts/main_options.cuh
-//   0fa78d0f  parts/main_v3.cu
+//   a8bb29e3  parts/main_v3.cu
 //   18bd1382  ptx/bar_sync.cuh
 //   f0e3942d  ptx/clock64.cuh
 //   bdcce3e8  ptx/cp_async_bulk_commit_group.cuh

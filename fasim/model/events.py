@@ -352,17 +352,15 @@ def _v3_step(head: _Head, before: _Step | None, now: _Step | None) -> Iterator[_
         yield from _v3_output(head, before, "lse", "o")
     if now:
         leaves = now.begins if head.keeps_q else now.ends  # Q its place in shared memory
-        with_k = ("tile",) if leaves and not head.transposes else ()
-        scored = ("s", *with_k) if head.frees_k == "s" else ("s",)
-        yield from _each(head, "product", "s", *now[:2], scored)
+        freed = {head.frees_k: ("tile",)} if leaves else {}
+        yield from _each(head, "product", "s", *now[:2], ("s", *freed.get("s", ())))
     if now and head.problem.dense:
         yield from _each(head, "load", "bias", *now[:2])
     if behind:
         yield from _v3_values(head, behind)
         yield from _v3_output(head, behind, "lse")
     if now:
-        weighed = ("p", *with_k) if head.frees_k == "p" else ("p",)
-        yield from _each(head, "softmax", "p", *now[:2], weighed)
+        yield from _each(head, "softmax", "p", *now[:2], ("p", *freed.get("p", ())))
     if behind:
         yield from _v3_output(head, behind, "o")
 

@@ -173,16 +173,19 @@ function makeModel(C, GPUS) {
 
   const slabs = (width, bytes = 2) => ceilDiv(width * bytes, C.SLAB_BYTES);
 
+  // Whether warps compute scores again: rescores in fasim/plan.py.
+  const rescores = (p) => p.dtype !== "e4m3" && !p.dense;
+
   // Whether V3's consumers keep their rows of Q in registers: keeps_q in fasim/plan.py.
   function keepsQ(p, t) {
-    if (p.dtype === "e4m3" || p.dense) return false;
+    if (!rescores(p)) return false;
     const options = (p.mask === "window") + (p.bias === "alibi") + Boolean(p.varlen);
     const needed = Math.floor((t.n * 3) / 4) + Math.floor(p.dv / 2) + Math.floor(p.d / 4) + C.KEPT_BASE + C.KEPT_OPTION * options;
     return t.warps === 2 * C.WARPGROUP && needed <= C.MOST_KEPT;
   }
 
   // Whether tiles of Q and K stay until their scores are weighed: tiles_stay in fasim/plan.py.
-  const tilesStay = (p, t) => p.dtype !== "e4m3" && !p.dense && t.warps !== 2 * C.WARPGROUP;
+  const tilesStay = (p, t) => rescores(p) && t.warps !== 2 * C.WARPGROUP;
 
   // Tiles of Q, parts of O, stages of K beside those of V: v3_layouts in fasim/plan.py.
   function v3Layouts(p, kept) {
@@ -374,9 +377,10 @@ function makeModel(C, GPUS) {
   const warpsWord = (t) => `${t.warps} warp${t.warps > 1 ? "s" : ""}`;
   const mergeBytes = ({ p, t }) => t.warps * t.m * (p.dv + 8) * 4;
 
-  // [kept, why not in English, why not in Chinese], in the order in which they are asked.
   const productRegisters = ({ p, t }) => (p.dtype === "e4m3" ? 0 : Math.floor(Math.max(p.dv, t.n) / 2) + C.PRODUCT_REGISTERS);
   const leastGroups = (p) => (p.dtype === "e4m3" ? 2 : 1);
+
+  // [kept, why not in English, why not in Chinese], in the order in which they are asked.
   const RULES = {
     mmaRows: [({ t }) => t.m % (16 * t.warps) === 0,
       ({ t }) => `block_q ${t.m} is no multiple of 16 rows x ${warpsWord(t)} = ${16 * t.warps}`,

@@ -23,7 +23,7 @@ __device__ __forceinline__ float (&flat(float (&x)[1][kTiles][4]))[4 * kTiles] {
   return reinterpret_cast<float (&)[4 * kTiles]>(x);
 }
 
-//% if q_is_kept(kernel)
+//% if kernel.keeps_q
 using Queries = u32[kD / 16][4];  // left operands of 16 columns each
 
 // A warp takes its rows of Q, whose place then serves the next tile's.
@@ -47,7 +47,7 @@ __device__ __forceinline__ void start_scores(Scores& s, u64 q, u64 k) {
 #pragma unroll
   for (int step = 0; step < kD / kGranule; ++step) {
     const u32 column = step % 4 * 32, slab = step / 4;
-//% if q_is_kept(kernel)
+//% if kernel.keeps_q
     const u64 right = further(k, slab * kBlockKV * 128 + column);
     ptx::wgmma_m64k16_$(ptx_type(kernel.dtype))<0>(flat(s), q[step], right, step > 0);
 //% else

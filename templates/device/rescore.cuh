@@ -2,8 +2,13 @@
 // 16 rows of one warp against 8 keys, by the instructions that a warp can issue alone: for the rare tile
 //% if kernel.tiles_stay
 // whose scores were overwritten with weights that turned out too large.
+//% else
+// whose scores were overwritten with weights that turned out too large. Its rows and keys have left shared
+// memory by then, as the next ones are not to wait for a softmax: they are read where TMA found them.
+//% endif
 using FewScores = float[1][1][4];
 
+//% if kernel.tiles_stay
 __device__ __forceinline__ void few_scores(FewScores& s, const SlabTile<64, kSlabs>& q,
                                            const SlabTile<kBlockKV, kSlabs>& k, int column) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
@@ -18,10 +23,6 @@ __device__ __forceinline__ void few_scores(FewScores& s, const SlabTile<64, kSla
   }
 }
 //% else
-// whose scores were overwritten with weights that turned out too large. Its rows and keys have left shared
-// memory by then, as the next ones are not to wait for a softmax: they are read where TMA found them.
-using FewScores = float[1][1][4];
-
 struct HeadRows {  // in global memory
   const Element* first;
   i64 stride;

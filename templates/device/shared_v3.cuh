@@ -57,13 +57,13 @@ static_assert(sizeof(Shared) == kSmemBytes, "shared memory as planned");
 //% if kernel.tiles_stay
 // A warp arrives where it may read a tile again itself, a warpgroup where only its products do.
 //% else
-// A warpgroup arrives as one: only its products read these tiles$(", but for Q, which every warp takes" if q_is_kept(kernel)).
+// A warpgroup arrives as one: only its products read these tiles$(", but for Q, which every warp takes" if kernel.keeps_q).
 //% endif
 //% endif
 __device__ __forceinline__ void init_barriers(Shared& shared) {
   for (int i = 0; i < kQStages; ++i) {
     ptx::mbarrier_init(&shared.full_q[i], 1);
-    ptx::mbarrier_init(&shared.empty_q[i], $("4 * " if kernel.scaled or kernel.tiles_stay or q_is_kept(kernel))kConsumers);
+    ptx::mbarrier_init(&shared.empty_q[i], $("4 * " if kernel.scaled or kernel.tiles_stay or kernel.keeps_q)kConsumers);
   }
   for (int i = 0; i < kKeyStages; ++i) {
     ptx::mbarrier_init(&shared.full_k[i], 1);

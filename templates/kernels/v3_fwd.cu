@@ -56,7 +56,7 @@ constexpr int kTurnBarrier = 1 + kConsumers;  // a consumer's turn to start prod
 //% include "ptx/" ~ name ~ ".cuh"
 //% endfor
 //% with type = ptx_type(kernel.dtype), fresh = kernel.dtype == "e4m3"
-//% if not q_is_kept(kernel)
+//% if not kernel.keeps_q
 //% with n = tile.block_kv, a = "shared"
 //% include "ptx/wgmma.cuh"
 //% endwith
@@ -250,7 +250,7 @@ $(parameters(kernel))) {
   Scores s;
   Weights p;
   Accumulator o;
-//% if q_is_kept(kernel)
+//% if kernel.keeps_q
   Queries q_rows;
 //% endif
 //% if kernel.scales == "block"
@@ -268,7 +268,7 @@ $(parameters(kernel))) {
     wait(&shared.full_q[at.slot], at.parity);
     const Work& work = shared.works[round % kWorks];
     const int first_query = work.first_query;
-//% if q_is_kept(kernel)
+//% if kernel.keeps_q
     if (first_query >= 0) take_queries(q_rows, shared, at.slot, warpgroup);
 //% endif
     const Tiles tiles = tiles_of(work);
@@ -319,7 +319,7 @@ $(parameters(kernel))) {
     await_turn(warpgroup);
 //% endif
     note(kBegan, n);
-//% if q_is_kept(kernel)
+//% if kernel.keeps_q
     start_scores(s, q_rows, descriptor_of(shared.k[slot]));
 //% else
     start_scores(s, descriptor_of(shared.q[(round - 1) % kQStages][warpgroup]),
@@ -467,7 +467,7 @@ $(parameters(kernel))) {
 //% else
   const auto weigh_scores = [&](int n, const Late& late) {
     note(kScored, n);
-//% if q_is_kept(kernel)
+//% if kernel.keeps_q
     if (leads) ptx::mbarrier_arrive(&shared.empty_k[n % kKeyStages]);
 //% elif not kernel.tiles_stay
     if (leads) {

@@ -57,15 +57,13 @@ TensorMap encoded(T* array, i64 batch, i64 heads, i64 seq, i64 width, int rows$(
   const cuuint64_t ends = batch;
   const cuuint64_t row = width * sizeof(T), strides[] = {row, row * seq, row * seq * heads};
 //% endif
-//% if not kernel.pack_gqa
 //% if kernel.varlen
   const cuuint64_t sizes[] = {cuuint64_t(width), length, cuuint64_t(heads), ends, kEnd + 1};
   const cuuint32_t box[] = {kSlabBytes / sizeof(T), cuuint32_t(rows), 1, 1, 1};
   const cuuint32_t ones[] = {1, 1, 1, 1, 1};
-//% else
+//% elif not kernel.pack_gqa
   const cuuint64_t sizes[] = {cuuint64_t(width), cuuint64_t(seq), cuuint64_t(heads), ends};
   const cuuint32_t box[] = {kSlabBytes / sizeof(T), cuuint32_t(rows), 1, 1}, ones[] = {1, 1, 1, 1};
-//% endif
 //% endif
   auto type = CU_TENSOR_MAP_DATA_TYPE_$("BFLOAT16" if kernel.out_dtype == "bf16" else "FLOAT16");
 //% if kernel.scaled

@@ -1,5 +1,5 @@
-"""V3 in 16 bits where weights outgrow their range: a warp computes scores again from K as it lies
-in global memory, whatever lies around it, for K's tile has left shared memory."""
+"""V3 in 16 bits where weights outgrow their range: a warp computes scores again from Q and K as
+they lie in global memory, whatever lies around them, for their tiles have left shared memory."""
 
 from __future__ import annotations
 
