@@ -5,8 +5,10 @@
 
 Errors are against float64 on the inputs in bf16. Three parts: every distribution of
 ``fasim.accuracy``; outliers, the mean over seeds; 256 queries against ever more keys, with V around
-1 and |V|. The NumPy model is standard attention with P in e4m3 on the values that the quantising
-kernel stores (``reference.standard``), of some rows; the tables for `verify` are the emulator's.
+1 and |V|. On a device the last also against float64 on the same numbers in e4m3: there it is the
+sums that err. The NumPy model is standard attention with P in e4m3 on the values that the
+quantising kernel stores (``reference.standard``), of some rows; the tables for `verify` are the
+emulator's.
 ``fa3`` is the fa3-fwd wheel, in bf16 and in e4m3 with a scale factor a head.
 """
 
@@ -153,6 +155,30 @@ def lengths(on_device: bool) -> dict[str, Any]:
     return found
 
 
+def sums() -> dict[str, Any]:
+    """The same in e4m3 from the start: relative error (Frobenius) and bias, V3's and FA3's."""
+    found: dict[str, Any] = {}
+    for label, change in VALUES.items():
+        for keys in KEYS:
+            problem = WIDE.with_(seq=256, seq_kv=keys, dtype="e4m3", scales="head")
+            drawn = accuracy.drawn("normal", problem)
+            v = change(drawn["v"].astype(np.float32)).astype(drawn["v"].dtype)
+            arrays = properties.quantised({**drawn, "v": v}, "head")
+            values = properties.real(arrays)
+            want = exact(problem, values, on_device=True)
+            got = {"v3": device(problem, arrays)}
+            if find_spec("fa3_fwd_interface"):
+                got["fa3"] = fa3(problem, values)
+            found.setdefault(label, {})[str(keys)] = {n: relative(o, want) for n, o in got.items()}
+    return found
+
+
+def relative(got: Array, want: Array) -> dict[str, float]:
+    off = got.astype(np.float64) - want
+    error = float(np.linalg.norm(off) / np.linalg.norm(want))
+    return {"error": error, "bias": float(off.mean() / want.mean())}
+
+
 def shown(found: dict[str, Errors]) -> dict[str, Any]:
     return {name: vars(one) for name, one in found.items()}
 
@@ -182,6 +208,16 @@ def by_keys(found: dict[str, Any]) -> str:
             [label, f"{int(keys):,}", *(f"{one[name]['rmse']:.1e}" for name in names)]
             for keys, one in each.items()
         ]
+    return table(["values", "keys", *names], rows)
+
+
+def by_sum(found: dict[str, Any]) -> str:
+    names = list(next(iter(found.values()))[str(KEYS[0])])
+    rows = [
+        [label, f"{int(keys):,}", *(f"{one[n]['error']:.2%}, {one[n]['bias']:+.3%}" for n in names)]
+        for label, each in found.items()
+        for keys, one in each.items()
+    ]
     return table(["values", "keys", *names], rows)
 
 
@@ -236,6 +272,8 @@ def main() -> None:
     if options.docs:
         write_docs({**parts, "emulated": by_inputs(emulated())})
     if on_device:
+        found["sums"] = sums()
+        print(by_sum(found["sums"]))
         sources = bench.sources_sha()
         result = {"device": bench.device(), "sources": sources, "seeds": options.seeds, **found}
         name = options.out / "h200-accuracy.json"

@@ -1,6 +1,7 @@
 """Time V3 in e4m3 with and without the kernels that quantise, beside V3 in bf16, in turns.
 
-    python3 benchmarks/quantise.py --out results/       on a device: writes h200-quantise.json
+    python3 benchmarks/quantise.py --out results/ [--head-dims 64,128,256] [--seqs 1024,4096,...]
+                                                        on a device: writes h200-quantise.json
 
 16,384 tokens of hidden size 2048. ``chain`` is everything from bf16 on, ``before`` the kernels that
 quantise alone, with their rate in bytes issued; ``bf16`` is V3 on the same inputs. The bar: the
@@ -26,7 +27,6 @@ from fasim import bench, peers
 from fasim.model import traffic
 from fasim.runners import gpu
 
-SEQS = (1024, 4096, 16384)
 E4M3 = {"dtype": "e4m3", "in_dtype": "bf16"}
 WAYS: dict[str, dict[str, Any]] = {
     "block": {**E4M3, "scales": "block"},
@@ -76,19 +76,22 @@ def row(way: str, chain: Planned, bf16: Planned) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--out", type=Path, default=Path("."))
+    parser.add_argument("--head-dims", default="64,128,256")
+    parser.add_argument("--seqs", default="1024,4096,8192,16384")
     options = parser.parse_args()
-    problems = [problem for problem in grid("fwd") if problem.seq in SEQS]
+    dims, seqs = ({*map(int, text.split(","))} for text in (options.head_dims, options.seqs))
+    problems = [p for p in grid("fwd") if p.head_dim in dims and p.seq in seqs]
     asked = [(p, way, p.with_(**change)) for p in problems for way, change in WAYS.items()]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         found = list(pool.map(lambda one: planned(one[2], "v3"), asked))
     ready = {(p, way): one for (p, way, _), one in zip(asked, found, strict=True) if one}
-    rows = [
-        row(way, chain, ready[problem, "bf16"])
-        for (problem, way), chain in ready.items()
-        if way != "bf16" and (problem, "bf16") in ready
-    ]
-    result = {"device": bench.device(), "rows": rows}
-    (options.out / "h200-quantise.json").write_text(json.dumps(result, indent=1) + "\n")
+    rows: list[dict[str, Any]] = []
+    for (problem, way), chain in ready.items():
+        if way == "bf16" or (problem, "bf16") not in ready:
+            continue
+        rows.append(row(way, chain, ready[problem, "bf16"]))
+        result = {"device": bench.device(), "rows": rows}
+        (options.out / "h200-quantise.json").write_text(json.dumps(result, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -47,7 +47,7 @@
 //   76c2f1b5  device/integers.cuh
 //   fdef4f85  device/last_key.cuh
 //   354a138d  device/matmul_bwd.cuh
-//   514af4ad  device/order.cuh
+//   29371656  device/order.cuh
 //   3b107c3b  device/query_rows.cuh
 //   cb1e2090  device/row_products.cuh
 //   577ba899  device/score_gradient.cuh
@@ -55,12 +55,12 @@
 //   6364541a  device/tile.cuh
 //   c2706fe3  device/types.cuh
 //   8792d681  device/words.cuh
-//   09babd09  kernels/v2_bwd.cu
+//   a1a94af8  kernels/v2_bwd.cu
 //   c3ce054e  parts/constants_bwd.cuh
 //   5a818b86  parts/main_arrays.cuh
 //   b86622cb  parts/main_bwd.cu
 //   92b4175b  parts/main_options.cuh
-//   bb717dd6  parts/second_pass.cu
+//   e1f47f8c  parts/second_pass.cu
 //   337a472a  ptx/cp_async.cuh
 //   33562fdf  ptx/cvt_bf16x2.cuh
 //   422cf4a7  ptx/ex2.cuh
@@ -80,7 +80,7 @@
 // "kv_heads": 1, "out_dtype": "bf16", "pass": "bwd", "scale": 0.17677669529663687, "scales":
 // "tensor", "seq": 4096, "seq_kv": 4096, "softcap": 0.0, "varlen": false, "window": [-1, -1]},
 // "schema": "fasim.plan/1", "slots": 216, "smem_bytes": 43008}
-// ---- the rest of the file has sha256 20f6d529b40be14cd79f4afe67202adcba67aa51ee18f97180d03bbe5e14ecfd
+// ---- the rest of the file has sha256 3476c703d577ab4664fb6d25df56515fa48085a54c1c8ef5279346408a15a8ac
 // FlashAttention-2, backward (Dao 2023, algorithm 2).
 //
 // Three kernels, launched one after the other with the same arguments:
@@ -669,13 +669,16 @@ __device__ __forceinline__ void mask_rows(Scores<kPartQ>& ds, int query, int key
 // tiles of all heads start first. Those that fill no group come before the others: their end is in the
 // middle of the launch.
 
-// The number of a block if all blocks of a head came before those of the next, longest first.
-__device__ __forceinline__ int sorted_block(int number, int tiles, int all_heads, int together) {
+struct Sorted {  // the head of a block, of all sequences, and its tile, the longest is the first
+  int head, tile;
+};
+
+__device__ __forceinline__ Sorted sorted(int number, int tiles, int all_heads, int together) {
   const int head = number / tiles, rest = all_heads % together;
   const int first_head = head < rest ? 0 : rest + (head - rest) / together * together;
   const int members = head < rest ? rest : together;
   const int place = number - first_head * tiles;
-  return (first_head + place % members) * tiles + place / members;
+  return {first_head + place % members, place / members};
 }
 
 // ---- Output -------------------------------------------------------------------------------------
@@ -803,10 +806,10 @@ v2_bwd_sm80_bf16_d32_causal_secondpass_8696b9f6(
 
   // This block's keys. Under a causal mask the first ones are seen by the most queries.
   const int kv_tiles = (seq_kv + kBlockKV - 1) / kBlockKV;
-  const u32 block = sorted_block(blockIdx.x, kv_tiles, gridDim.x / kv_tiles, heads_together);
-  const int first_key = block % kv_tiles * kBlockKV;
-  const int kv_head = block / kv_tiles % kv_heads;
-  const i64 batch = block / kv_tiles / kv_heads;
+  const auto [any_head, turn] = sorted(blockIdx.x, kv_tiles, gridDim.x / kv_tiles, heads_together);
+  const int first_key = turn * kBlockKV;
+  const int kv_head = any_head % kv_heads;
+  const i64 batch = any_head / kv_heads;
   const int keys = min(kBlockKV, seq_kv - first_key);
   k += batch * k_strides.batch + kv_head * k_strides.head + first_key * k_strides.seq;
   v += batch * v_strides.batch + kv_head * v_strides.head + first_key * v_strides.seq;
@@ -910,9 +913,9 @@ v2_bwd_sm80_bf16_d32_causal_secondpass_8696b9f6_queries(
   // This block's queries. Under a causal mask the last ones see the most keys.
   const int q_blocks = (seq_q + kBlockKV - 1) / kBlockKV;
   const int together = heads_together * (heads / kv_heads);
-  const u32 block = sorted_block(blockIdx.x, q_blocks, gridDim.x / q_blocks, together);
-  const int first_query = (q_blocks - 1 - block % q_blocks) * kBlockKV;
-  const i64 batch = block / q_blocks / heads, head = block / q_blocks % heads;
+  const auto [any_head, turn] = sorted(blockIdx.x, q_blocks, gridDim.x / q_blocks, together);
+  const int first_query = (q_blocks - 1 - turn) * kBlockKV;
+  const i64 batch = any_head / heads, head = any_head % heads;
   const i64 kv_head = head / (heads / kv_heads);
   const int rows = min(kBlockKV, seq_q - first_query);
   const i64 first_row = (batch * heads + head) * seq_q + first_query;

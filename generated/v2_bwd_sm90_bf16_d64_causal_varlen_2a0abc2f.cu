@@ -53,7 +53,7 @@
 //   f0c63492  device/copy_async.cuh
 //   76c2f1b5  device/integers.cuh
 //   354a138d  device/matmul_bwd.cuh
-//   514af4ad  device/order.cuh
+//   29371656  device/order.cuh
 //   3f4ebe3a  device/query_gradient.cuh
 //   d68be398  device/query_gradient_mma.cuh
 //   cb1e2090  device/row_products.cuh
@@ -63,7 +63,7 @@
 //   c2706fe3  device/types.cuh
 //   22b08741  device/varlen.cuh
 //   8792d681  device/words.cuh
-//   09babd09  kernels/v2_bwd.cu
+//   a1a94af8  kernels/v2_bwd.cu
 //   c3ce054e  parts/constants_bwd.cuh
 //   5a818b86  parts/main_arrays.cuh
 //   b86622cb  parts/main_bwd.cu
@@ -88,7 +88,7 @@
 // "bf16", "pass": "bwd", "scale": 0.125, "scales": "tensor", "seq": 4096, "seq_kv": 4096,
 // "softcap": 0.0, "varlen": true, "window": [-1, -1]}, "schema": "fasim.plan/1", "slots": 264,
 // "smem_bytes": 99328}
-// ---- the rest of the file has sha256 57407a126e03c29bab3a5566aa32970283911a3dc151d3439aef7073ad711740
+// ---- the rest of the file has sha256 9fbf9723f1eb5bbdd409d9c30f672b219955fc59948534dac194979945406a23
 // FlashAttention-2, backward (Dao 2023, algorithm 2).
 //
 // Three kernels, launched one after the other with the same arguments:
@@ -712,13 +712,16 @@ __device__ __forceinline__ void add_query_gradient(float* dq_tile, const Element
 // tiles of all heads start first. Those that fill no group come before the others: their end is in the
 // middle of the launch.
 
-// The number of a block if all blocks of a head came before those of the next, longest first.
-__device__ __forceinline__ int sorted_block(int number, int tiles, int all_heads, int together) {
+struct Sorted {  // the head of a block, of all sequences, and its tile, the longest is the first
+  int head, tile;
+};
+
+__device__ __forceinline__ Sorted sorted(int number, int tiles, int all_heads, int together) {
   const int head = number / tiles, rest = all_heads % together;
   const int first_head = head < rest ? 0 : rest + (head - rest) / together * together;
   const int members = head < rest ? rest : together;
   const int place = number - first_head * tiles;
-  return (first_head + place % members) * tiles + place / members;
+  return {first_head + place % members, place / members};
 }
 
 // ---- Output -------------------------------------------------------------------------------------
@@ -858,10 +861,10 @@ v2_bwd_sm90_bf16_d64_causal_varlen_2a0abc2f(
 
   // This block's keys. Under a causal mask the first ones are seen by the most queries.
   const int kv_tiles = (longest_k + kBlockKV - 1) / kBlockKV;
-  const u32 block = sorted_block(blockIdx.x, kv_tiles, gridDim.x / kv_tiles, heads_together);
-  const int first_key = block % kv_tiles * kBlockKV;
-  const int kv_head = block / kv_tiles % kv_heads;
-  const i64 batch = block / kv_tiles / kv_heads;
+  const auto [any_head, turn] = sorted(blockIdx.x, kv_tiles, gridDim.x / kv_tiles, heads_together);
+  const int first_key = turn * kBlockKV;
+  const int kv_head = any_head % kv_heads;
+  const i64 batch = any_head / kv_heads;
   const Sequence sequence = sequence_at(cu_seqlens_q, cu_seqlens_k, batch);
   const int seq_q = sequence.seq_q, seq_kv = sequence.seq_kv;
   if (first_key >= seq_kv) return;  // the grid is for the longest

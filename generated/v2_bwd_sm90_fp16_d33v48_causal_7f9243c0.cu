@@ -50,7 +50,7 @@
 //   f0c63492  device/copy_async.cuh
 //   76c2f1b5  device/integers.cuh
 //   354a138d  device/matmul_bwd.cuh
-//   514af4ad  device/order.cuh
+//   29371656  device/order.cuh
 //   3f4ebe3a  device/query_gradient.cuh
 //   d68be398  device/query_gradient_mma.cuh
 //   cb1e2090  device/row_products.cuh
@@ -59,7 +59,7 @@
 //   6364541a  device/tile.cuh
 //   c2706fe3  device/types.cuh
 //   8792d681  device/words.cuh
-//   09babd09  kernels/v2_bwd.cu
+//   a1a94af8  kernels/v2_bwd.cu
 //   c3ce054e  parts/constants_bwd.cuh
 //   5a818b86  parts/main_arrays.cuh
 //   b86622cb  parts/main_bwd.cu
@@ -85,7 +85,7 @@
 // "fp16", "pass": "bwd", "scale": 0.17407765595569785, "scales": "tensor", "seq": 1000, "seq_kv":
 // 1000, "softcap": 0.0, "varlen": false, "window": [-1, -1]}, "schema": "fasim.plan/1", "slots":
 // 264, "smem_bytes": 96256}
-// ---- the rest of the file has sha256 ca8805187cb85ddf8227d070ba0fd6dc099e993e47b80c56464b5242ff0d64aa
+// ---- the rest of the file has sha256 c954d5e1c04a88f031c975bc4a87d580f7afcb15fc9df5cfb56403a0a1ae5e7b
 // FlashAttention-2, backward (Dao 2023, algorithm 2).
 //
 // Three kernels, launched one after the other with the same arguments:
@@ -708,13 +708,16 @@ __device__ __forceinline__ void add_query_gradient(float* dq_tile, const Element
 // tiles of all heads start first. Those that fill no group come before the others: their end is in the
 // middle of the launch.
 
-// The number of a block if all blocks of a head came before those of the next, longest first.
-__device__ __forceinline__ int sorted_block(int number, int tiles, int all_heads, int together) {
+struct Sorted {  // the head of a block, of all sequences, and its tile, the longest is the first
+  int head, tile;
+};
+
+__device__ __forceinline__ Sorted sorted(int number, int tiles, int all_heads, int together) {
   const int head = number / tiles, rest = all_heads % together;
   const int first_head = head < rest ? 0 : rest + (head - rest) / together * together;
   const int members = head < rest ? rest : together;
   const int place = number - first_head * tiles;
-  return (first_head + place % members) * tiles + place / members;
+  return {first_head + place % members, place / members};
 }
 
 // ---- Output -------------------------------------------------------------------------------------
@@ -846,10 +849,10 @@ v2_bwd_sm90_fp16_d33v48_causal_7f9243c0(
 
   // This block's keys. Under a causal mask the first ones are seen by the most queries.
   const int kv_tiles = (seq_kv + kBlockKV - 1) / kBlockKV;
-  const u32 block = sorted_block(blockIdx.x, kv_tiles, gridDim.x / kv_tiles, heads_together);
-  const int first_key = block % kv_tiles * kBlockKV;
-  const int kv_head = block / kv_tiles % kv_heads;
-  const i64 batch = block / kv_tiles / kv_heads;
+  const auto [any_head, turn] = sorted(blockIdx.x, kv_tiles, gridDim.x / kv_tiles, heads_together);
+  const int first_key = turn * kBlockKV;
+  const int kv_head = any_head % kv_heads;
+  const i64 batch = any_head / kv_heads;
   const int keys = min(kBlockKV, seq_kv - first_key);
   k += batch * k_strides.batch + kv_head * k_strides.head + first_key * k_strides.seq;
   v += batch * v_strides.batch + kv_head * v_strides.head + first_key * v_strides.seq;

@@ -35,7 +35,7 @@
 //   76c2f1b5  device/integers.cuh
 //   1cbf0c76  device/mask.cuh
 //   a77f5b87  device/matmul_mma.cuh
-//   514af4ad  device/order.cuh
+//   29371656  device/order.cuh
 //   56ce5a2e  device/rows.cuh
 //   2371af69  device/softmax_lazy.cuh
 //   94288a38  device/store.cuh
@@ -43,7 +43,7 @@
 //   c2706fe3  device/types.cuh
 //   2655b8fc  device/values_mma.cuh
 //   8792d681  device/words.cuh
-//   0f936829  kernels/v2_fwd.cu
+//   d605f8ca  kernels/v2_fwd.cu
 //   77f6d870  parts/constants.cuh
 //   8a2896d0  parts/main.cu
 //   5a818b86  parts/main_arrays.cuh
@@ -68,7 +68,7 @@
 // "bf16", "pass": "fwd", "scale": 0.08838834764831843, "scales": "tensor", "seq": 8192, "seq_kv":
 // 8192, "softcap": 0.0, "varlen": false, "window": [-1, -1]}, "schema": "fasim.plan/1", "slots":
 // 264, "smem_bytes": 65536}
-// ---- the rest of the file has sha256 b23b2b987de8a02d1d457d42304926d34e90bd5c64f4e409efdab68e67623521
+// ---- the rest of the file has sha256 5693226ab1954c87b46919ee27fe1329b8ee39bffa435057c576e6c8985c4e2c
 // FlashAttention-2, forward (Dao 2023, algorithm 1).
 //
 // One thread block per block of queries. It walks the keys and values once, from the last tile to
@@ -497,13 +497,16 @@ __device__ __forceinline__ void mask_scores(float (&s)[kRowTiles][kTiles][4], in
 // tiles of all heads start first. Those that fill no group come before the others: their end is in the
 // middle of the launch.
 
-// The number of a block if all blocks of a head came before those of the next, longest first.
-__device__ __forceinline__ int sorted_block(int number, int tiles, int all_heads, int together) {
+struct Sorted {  // the head of a block, of all sequences, and its tile, the longest is the first
+  int head, tile;
+};
+
+__device__ __forceinline__ Sorted sorted(int number, int tiles, int all_heads, int together) {
   const int head = number / tiles, rest = all_heads % together;
   const int first_head = head < rest ? 0 : rest + (head - rest) / together * together;
   const int members = head < rest ? rest : together;
   const int place = number - first_head * tiles;
-  return (first_head + place % members) * tiles + place / members;
+  return {first_head + place % members, place / members};
 }
 
 // A row of scores lies in one quad of lanes.
@@ -699,13 +702,12 @@ v2_fwd_sm90_bf16_d128_causal_4c013b9b(
 
   // This block's queries. Under a causal mask the blocks with the most keys start first.
   const int q_blocks = (seq_q + kBlockQ - 1) / kBlockQ;
-  const u32 block = sorted_block(blockIdx.x, q_blocks, gridDim.x / q_blocks, heads_together);
-  const int turn = block % q_blocks;
+  const auto [any_head, turn] = sorted(blockIdx.x, q_blocks, gridDim.x / q_blocks, heads_together);
   const int first_query = (kCausal ? q_blocks - 1 - turn : turn) * kBlockQ;
   const int rows = min(kBlockQ, seq_q - first_query);
-  const int head = block / q_blocks % heads;
+  const int head = any_head % heads;
   const int kv_head = head / (heads / kv_heads);
-  const i64 batch = block / q_blocks / heads;
+  const i64 batch = any_head / heads;
   q += batch * q_strides.batch + head * q_strides.head + first_query * q_strides.seq;
   k += batch * k_strides.batch + kv_head * k_strides.head;
   v += batch * v_strides.batch + kv_head * v_strides.head;

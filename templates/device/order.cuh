@@ -4,11 +4,18 @@
 // tiles of all heads start first. Those that fill no group come before the others: their end is in the
 // middle of the launch.
 
-// The number of a block if all blocks of a head came before those of the next, longest first.
-__device__ __forceinline__ int sorted_block(int number, int tiles, int all_heads, int together) {
+struct Sorted {  // the head of a block, of all sequences, and its tile, the longest is the first
+//% if kernel.dtype == "fp32"
+  u32 head, tile;  // here there is no register for a sign
+//% else
+  int head, tile;
+//% endif
+};
+
+__device__ __forceinline__ Sorted sorted(int number, int tiles, int all_heads, int together) {
   const int head = number / tiles, rest = all_heads % together;
   const int first_head = head < rest ? 0 : rest + (head - rest) / together * together;
   const int members = head < rest ? rest : together;
   const int place = number - first_head * tiles;
-  return (first_head + place % members) * tiles + place / members;
+  return {first_head + place % members, place / members};
 }

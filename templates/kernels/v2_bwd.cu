@@ -6,7 +6,8 @@
 //% set finishes = shares_ds and not (second_pass and tile.frees)
 //% set windowed = kernel.mask == "window"
 //% set turn = "turn(t)" if windowed else "turn"
-//% set block = "block" if ordered or kernel.longest_first else "blockIdx.x"
+//% set block = "block" if ordered else "blockIdx.x"
+//% set any_head = "any_head" if kernel.longest_first else block ~ " / kv_tiles"
 // Three kernels, launched one after the other with the same arguments:
 //% if second_pass
 //   prepare  D = rowsum(dO * O), one fp32 a row
@@ -202,11 +203,11 @@ $(parameters(kernel))) {
   const int number = $(longest_q(kernel)) > 0 ? take_number(turns, smem_raw) : blockIdx.x;
   const int block = block_of(number, kv_tiles, gridDim.x / kv_tiles);
 //% elif kernel.longest_first
-  const u32 block = sorted_block(blockIdx.x, kv_tiles, gridDim.x / kv_tiles, heads_together);
+  const auto [any_head, turn] = sorted(blockIdx.x, kv_tiles, gridDim.x / kv_tiles, heads_together);
 //% endif
-  const int first_key = $(block) % kv_tiles * kBlockKV;
-  const int kv_head = $(block) / kv_tiles % kv_heads;
-  const i64 batch = $(block) / kv_tiles / kv_heads;
+  const int first_key = $("turn" if kernel.longest_first else block ~ " % kv_tiles") * kBlockKV;
+  const int kv_head = $(any_head) % kv_heads;
+  const i64 batch = $(any_head) / kv_heads;
 //% if kernel.varlen
   const Sequence sequence = sequence_at(cu_seqlens_q, cu_seqlens_k, batch);
   const int seq_q = sequence.seq_q, seq_kv = sequence.seq_kv;

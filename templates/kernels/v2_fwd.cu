@@ -107,28 +107,29 @@ $(parameters(kernel))) {
   extern __shared__ __align__(128) unsigned char smem_raw[];
   Element* q_tile = reinterpret_cast<Element*>(smem_raw);
 
-//% set block = "block" if kernel.longest_first else "blockIdx.x"
+//% set any_head = "any_head" if kernel.longest_first else "blockIdx.x / q_blocks"
   // This block's queries. Under a causal mask the blocks with the most keys start first.
   const int q_blocks = ($(longest_q(kernel)) + kBlockQ - 1) / kBlockQ;
 //% if kernel.longest_first
-  const u32 block = sorted_block(blockIdx.x, q_blocks, gridDim.x / q_blocks, heads_together);
+  const auto [any_head, turn] = sorted(blockIdx.x, q_blocks, gridDim.x / q_blocks, heads_together);
+//% else
+  const int turn = blockIdx.x % q_blocks;
 //% endif
-  const int turn = $(block) % q_blocks;
 //% if kernel.mask == "window"
   const int first_query = turn * kBlockQ;
 //% else
   const int first_query = (kCausal ? q_blocks - 1 - turn : turn) * kBlockQ;
 //% endif
 //% if kernel.varlen
-  const int batch_index = $(block) / q_blocks / heads;
+  const int batch_index = $(any_head) / heads;
   const Sequence sequence = sequence_at(cu_seqlens_q, cu_seqlens_k, batch_index);
   const int seq_q = sequence.seq_q, seq_kv = sequence.seq_kv;
   if (first_query >= seq_q) return;  // the grid is for the longest
 //% endif
   const int rows = min(kBlockQ, seq_q - first_query);
-  const int head = $(block) / q_blocks % heads;
+  const int head = $(any_head) % heads;
   const int kv_head = head / (heads / kv_heads);
-  const i64 batch = $(block) / q_blocks / heads;
+  const i64 batch = $(any_head) / heads;
 //% if kernel.varlen
   q += sequence.q * q_strides.seq;
   k += sequence.k * k_strides.seq;

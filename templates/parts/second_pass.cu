@@ -18,10 +18,12 @@ $(parameters(kernel))) {
   const int q_blocks = ($(longest_q(kernel)) + kBlockKV - 1) / kBlockKV;
 //% if kernel.longest_first
   const int together = heads_together * (heads / kv_heads);
-  const u32 block = sorted_block(blockIdx.x, q_blocks, gridDim.x / q_blocks, together);
+  const auto [any_head, turn] = sorted(blockIdx.x, q_blocks, gridDim.x / q_blocks, together);
+//% else
+  const int turn = blockIdx.x % q_blocks, any_head = blockIdx.x / q_blocks;
 //% endif
-  const int first_query = (q_blocks - 1 - $(block) % q_blocks) * kBlockKV;
-  const i64 batch = $(block) / q_blocks / heads, head = $(block) / q_blocks % heads;
+  const int first_query = (q_blocks - 1 - turn) * kBlockKV;
+  const i64 batch = any_head / heads, head = any_head % heads;
   const i64 kv_head = head / (heads / kv_heads);
 //% if kernel.varlen
   const Sequence sequence = sequence_at(cu_seqlens_q, cu_seqlens_k, batch);

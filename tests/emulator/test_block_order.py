@@ -19,10 +19,12 @@ from fasim.runners.emulator import EmulatorRunner
 
 pytestmark = pytest.mark.emulator
 
-KERNEL = """//% include "device/order.cuh"
+KERNEL = """//% set kernel = {"dtype": "bf16"}
+//% include "device/order.cuh"
 
 extern "C" __global__ void list(int* y, int tiles, int all_heads, int together) {
-  y[blockIdx.x] = sorted_block(blockIdx.x, tiles, all_heads, together);
+  const auto [head, tile] = sorted(blockIdx.x, tiles, all_heads, together);
+  y[blockIdx.x] = head * tiles + tile;
 }
 """
 TEXT = render_text(KERNEL)
