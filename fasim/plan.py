@@ -272,6 +272,11 @@ class KernelSpec:
         return self.algo == "v3" and tiles_stay(self, self.tile)
 
     @property
+    def streams(self) -> bool:
+        """See the function of that name."""
+        return self.algo == "v3" and streams(self, self.tile)
+
+    @property
     def keeps_q(self) -> bool:
         """See the function of that name."""
         return self.algo == "v3" and bool(keeps_q(self, self.tile))
@@ -1215,6 +1220,14 @@ def v3_layout(work: KernelSpec | Problem, tile: Tile) -> V3Layout:
     choices = v3_layouts(work, keeps_q(work, tile))
     fitting = (choice for choice in choices if v3_smem(work, tile, choice) <= HOPPER_SMEM)
     return next(fitting, choices[-1])
+
+
+def streams(work: KernelSpec | Problem, tile: Tile) -> bool:
+    """Whether a consumer of V3 starts the first scores of the next tile of queries before the last
+    values of this one: not in e4m3, where their sums take the registers of scores, nor where the
+    next Q takes the place of this one, and is awaited while O leaves."""
+    room = v3_layout(work, tile).q_stages > 1 or bool(keeps_q(work, tile))
+    return work.dtype != "e4m3" and room
 
 
 def v3_smem(work: KernelSpec | Problem, tile: Any, layout: V3Layout) -> Any:

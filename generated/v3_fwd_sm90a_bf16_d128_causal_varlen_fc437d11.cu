@@ -40,7 +40,7 @@
 //   9f85390f  device/chunk_address.cuh
 //   b09b16a3  device/fragments.cuh
 //   76c2f1b5  device/integers.cuh
-//   5b839c1b  device/load_v3.cuh
+//   912dd204  device/load_v3.cuh
 //   1cbf0c76  device/mask.cuh
 //   1a579de9  device/matmul_wgmma.cuh
 //   06eb1102  device/matrix_descriptor.cuh
@@ -58,7 +58,7 @@
 //   689d4211  device/turn.cuh
 //   c2706fe3  device/types.cuh
 //   22b08741  device/varlen.cuh
-//   8c1b6b89  kernels/v3_fwd.cu
+//   708374d8  kernels/v3_fwd.cu
 //   5d3e87eb  parts/constants_v3.cuh
 //   5a818b86  parts/main_arrays.cuh
 //   92b4175b  parts/main_options.cuh
@@ -102,7 +102,7 @@
 // "fwd", "scale": 0.08838834764831843, "scales": "tensor", "seq": 4096, "seq_kv": 4096, "softcap":
 // 0.0, "varlen": true, "window": [-1, -1]}, "schema": "fasim.plan/1", "slots": 132, "smem_bytes":
 // 230400}
-// ---- the rest of the file has sha256 57697d2b79bb05f6ab83ca351bfc450d874cc578df94fc5da5901b4b82a9c938
+// ---- the rest of the file has sha256 cd5840c73f8221247b843c4762b1d197da18b13e2ebe2d39adff406027affa78
 // FlashAttention-3, forward (Shah et al. 2024, algorithms 1 and 2).
 //
 // A block stays on its SM and works on one tile of queries after the other. One warpgroup, the producer,
@@ -1362,7 +1362,7 @@ v3_fwd_sm90a_bf16_d128_causal_varlen_fc437d11(
   Accumulator o;
   Queries q_rows;
   RowState row;
-  int round = 0, tile = 0, last_tile = 0;
+  int n = 0, round = 0, tile = 0, last_tile = 0;
   Tiles whole = {0, 0};
   // The next tile of queries: false if there is none.
   const auto begin = [&] {
@@ -1381,6 +1381,7 @@ v3_fwd_sm90a_bf16_d128_causal_varlen_fc437d11(
     const Work work = shared.works[(round - 2) % kWorks];
     const i64 rows = i64(work.head) * total_q + work.sequence.q + work.first_query;
     end_rows(row, shared.factors, lse + rows, scale_log2, span_of(work).seq_q - work.first_query);
+    reset(row);
   };
   const auto store = [&] {
     const Work& work = shared.works[(round - 2) % kWorks];
@@ -1391,12 +1392,11 @@ v3_fwd_sm90a_bf16_d128_causal_varlen_fc437d11(
     wait(&shared.full_k[at.slot], at.parity);
   };
   const auto start = [&](int n) {  // the scores of the n-th tile of keys
-    const int slot = n % kKeyStages;
     note(kAsked, n);
     await_keys(n);
     await_turn(warpgroup);
     note(kBegan, n);
-    start_scores(s, q_rows, descriptor_of(shared.k[slot]));
+    start_scores(s, q_rows, descriptor_of(shared.k[n % kKeyStages]));
   };
   // From products to what softmax sees, for the keys from the tile's `column`-th on.
   const auto finish = [&](auto& s, int column) {
@@ -1425,34 +1425,23 @@ v3_fwd_sm90a_bf16_d128_causal_varlen_fc437d11(
     wait(&shared.full_v[at.slot], at.parity);
     start_values(o, p, descriptor_of(shared.v[at.slot]));
   };
-
-  int n = 0;
-  bool more = begin();
-  if (more) {
-    start(0);
+  // The weights of the first tile of keys, and those of tile n + 1 while the values of tile n are summed.
+  const auto first_weights = [&] {
+    start(n);
     pass_turn(warpgroup);
     finish_products<0>(s);
     reset(row);
     zero(o);
     const Late late = {shared.factors, true};
-    weigh_scores(0, late);
+    weigh_scores(n, late);
     follow(row, o, late, scale_log2);
     round_weights(p, s);
-  }
-  while (more) {  // p holds the weights of tile n; whose scores are next?
-    const bool ends = tile == last_tile;
-    if (!ends) --tile;
-    if (ends) {
-      more = begin();
-      if (__all_sync(~0u, !more)) break;  // a vote: the compiler sees that the warp stays together
-    }
+  };
+  const auto next_weights = [&](bool ends) {
     start(n + 1);
     start_values_of(n);
     pass_turn(warpgroup);
-    if (ends) {
-      end();
-      reset(row);
-    }
+    if (ends) end();
     finish_products<1>(s);
     const Late late = {shared.factors, ends};
     weigh_scores(n + 1, late);
@@ -1461,6 +1450,25 @@ v3_fwd_sm90a_bf16_d128_causal_varlen_fc437d11(
     note(kSummed, n);
     follow(row, o, late, scale_log2);
     round_weights(p, s);
+  };
+  const auto last_values = [&] {
+    start_values_of(n);
+    end();
+    finish_products<0>(o);
+    note(kSummed, n);
+    store();
+    note(kStored, n);
+  };
+  bool more = begin();
+  if (more) first_weights();
+  while (more) {  // p holds the weights of tile n; whose scores are next?
+    const bool ends = tile == last_tile;
+    if (!ends) --tile;
+    if (ends) {
+      more = begin();
+      if (__all_sync(~0u, !more)) break;  // a vote: the compiler sees that the warp stays together
+    }
+    next_weights(ends);
     if (ends) {
       store();
       zero(o);
@@ -1468,14 +1476,7 @@ v3_fwd_sm90a_bf16_d128_causal_varlen_fc437d11(
     }
     ++n;
   }
-  if (round > 1) {
-    start_values_of(n);
-    end();
-    finish_products<0>(o);
-    note(kSummed, n);
-    store();
-    note(kStored, n);
-  }
+  if (round > 1) last_values();
   if (leads) ptx::cp_async_bulk_wait_group_read<0>();
   if (warpgroup == 0) await_turn(0);  // the one that no one took
 }

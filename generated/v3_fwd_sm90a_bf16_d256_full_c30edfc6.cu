@@ -37,7 +37,7 @@
 //   9f85390f  device/chunk_address.cuh
 //   b09b16a3  device/fragments.cuh
 //   76c2f1b5  device/integers.cuh
-//   5b839c1b  device/load_v3.cuh
+//   912dd204  device/load_v3.cuh
 //   1cbf0c76  device/mask.cuh
 //   1a579de9  device/matmul_wgmma.cuh
 //   06eb1102  device/matrix_descriptor.cuh
@@ -54,7 +54,7 @@
 //   3167b13b  device/timeline.cuh
 //   689d4211  device/turn.cuh
 //   c2706fe3  device/types.cuh
-//   8c1b6b89  kernels/v3_fwd.cu
+//   708374d8  kernels/v3_fwd.cu
 //   5d3e87eb  parts/constants_v3.cuh
 //   5a818b86  parts/main_arrays.cuh
 //   92b4175b  parts/main_options.cuh
@@ -97,15 +97,15 @@
 // "fwd", "scale": 0.0625, "scales": "tensor", "seq": 4096, "seq_kv": 4096, "softcap": 0.0,
 // "varlen": false, "window": [-1, -1]}, "schema": "fasim.plan/1", "slots": 132, "smem_bytes":
 // 230400}
-// ---- the rest of the file has sha256 1192ad397c7dd88d24427a48c46ebc42964222f4b6e0337acd1932eb88e36a98
+// ---- the rest of the file has sha256 c640d6ac33e58452eeac7c8950193f277fd4863525e21ca4505f1c262630ade2
 // FlashAttention-3, forward (Shah et al. 2024, algorithms 1 and 2).
 //
 // A block stays on its SM and works on one tile of queries after the other. One warpgroup, the producer,
 // gives its registers away and loads by TMA; the others, the consumers, multiply on the tensor cores 64
 // rows each (wgmma). A consumer's products run in the background: while it turns the scores of a tile of
-// keys into weights, the values of the tile before are summed. The stream of tiles does not end with a
-// tile of queries: the first scores of the next are computed while O leaves. Consumers take turns to start
-// their products, so that the softmax of one runs under the products of another.
+// keys into weights, the values of the tile before are summed. Shared memory has one place for Q: the
+// next one comes there while O leaves. Consumers take turns to start their products, so that the softmax
+// of one runs under the products of another.
 //
 //   paper   here                    paper   here
 //   B_r     kBlockQ                 T_r     q_blocks
@@ -873,8 +873,6 @@ __device__ __forceinline__ void load_all(Loader& loader, const TensorMap* q_map,
                                          const WorkOf& work_of, const QueriesOf& queries_of,
                                          const KeysOf& keys_of, const TilesOf& tiles_of) {
   Shared& shared = loader.shared;
-  int before = 0, before_head = 0;  // the tile whose V is still to come
-  Place before_keys = {0, 0};
   for (int round = 0;; ++round) {
     const Turn at = turn<kQStages>(round);
     const Work work = work_of(round);
@@ -897,11 +895,10 @@ __device__ __forceinline__ void load_all(Loader& loader, const TensorMap* q_map,
     const Tiles tiles = tiles_of(work);
     for (int tile = tiles.end - 1; tile >= tiles.begin; --tile) {
       loader.load_k(tile, kv_head, keys);
-      if (loader.count_k > 1) loader.load_v(before, before_head, before_keys);
-      before = tile, before_head = kv_head, before_keys = keys;
+      if (tile + 1 < tiles.end) loader.load_v(tile + 1, kv_head, keys);
     }
+    loader.load_v(tiles.begin, kv_head, keys);
   }
-  if (loader.count_k > 0) loader.load_v(before, before_head, before_keys);
 }
 
 // How the rows of a tile in shared memory are swizzled: in spans of so many bytes.
@@ -1328,7 +1325,7 @@ v3_fwd_sm90a_bf16_d256_full_c30edfc6(
   Weights p;
   Accumulator o;
   RowState row;
-  int round = 0, tile = 0, last_tile = 0;
+  int n = 0, round = 0, tile = 0, last_tile = 0;
   Tiles whole = {0, 0};
   // The next tile of queries: false if there is none.
   const auto begin = [&] {
@@ -1343,12 +1340,13 @@ v3_fwd_sm90a_bf16_d256_full_c30edfc6(
     return first_query >= 0;
   };
   const auto end = [&] {
-    const Work work = shared.works[(round - 2) % kWorks];
+    const Work work = shared.works[(round - 1) % kWorks];
     const i64 rows = (i64(work.batch) * heads + work.head) * seq_q + work.first_query;
     end_rows(row, shared.factors, lse + rows, scale_log2, span_of(work).seq_q - work.first_query);
+    reset(row);
   };
   const auto store = [&] {
-    const Work& work = shared.works[(round - 2) % kWorks];
+    const Work& work = shared.works[(round - 1) % kWorks];
     store_output(shared, o, &o_map, work, queries_of(work), span_of(work).seq_q);
   };
   const auto await_keys = [&](int n) {
@@ -1356,13 +1354,12 @@ v3_fwd_sm90a_bf16_d256_full_c30edfc6(
     wait(&shared.full_k[at.slot], at.parity);
   };
   const auto start = [&](int n) {  // the scores of the n-th tile of keys
-    const int slot = n % kKeyStages;
     note(kAsked, n);
     await_keys(n);
     await_turn(warpgroup);
     note(kBegan, n);
     start_scores(s, descriptor_of(shared.q[(round - 1) % kQStages][warpgroup]),
-                 descriptor_of(shared.k[slot]));
+                 descriptor_of(shared.k[n % kKeyStages]));
   };
   // From products to what softmax sees, for the keys from the tile's `column`-th on.
   const auto finish = [&](auto& s, int column) {
@@ -1394,34 +1391,23 @@ v3_fwd_sm90a_bf16_d256_full_c30edfc6(
     wait(&shared.full_v[at.slot], at.parity);
     start_values(o, p, descriptor_of(shared.v[at.slot]));
   };
-
-  int n = 0;
-  bool more = begin();
-  if (more) {
-    start(0);
+  // The weights of the first tile of keys, and those of tile n + 1 while the values of tile n are summed.
+  const auto first_weights = [&] {
+    start(n);
     pass_turn(warpgroup);
     finish_products<0>(s);
     reset(row);
     zero(o);
     const Late late = {shared.factors, true};
-    weigh_scores(0, late);
+    weigh_scores(n, late);
     follow(row, o, late, scale_log2);
     round_weights(p, s);
-  }
-  while (more) {  // p holds the weights of tile n; whose scores are next?
-    const bool ends = tile == last_tile;
-    if (!ends) --tile;
-    if (ends) {
-      more = begin();
-      if (__all_sync(~0u, !more)) break;  // a vote: the compiler sees that the warp stays together
-    }
+  };
+  const auto next_weights = [&](bool ends) {
     start(n + 1);
     start_values_of(n);
     pass_turn(warpgroup);
-    if (ends) {
-      end();
-      reset(row);
-    }
+    if (ends) end();
     finish_products<1>(s);
     const Late late = {shared.factors, ends};
     weigh_scores(n + 1, late);
@@ -1430,20 +1416,26 @@ v3_fwd_sm90a_bf16_d256_full_c30edfc6(
     note(kSummed, n);
     follow(row, o, late, scale_log2);
     round_weights(p, s);
-    if (ends) {
-      store();
-      zero(o);
-      note(kStored, n);
-    }
-    ++n;
-  }
-  if (round > 1) {
+  };
+  const auto last_values = [&] {
     start_values_of(n);
     end();
     finish_products<0>(o);
+    if (leads) ptx::mbarrier_arrive(&shared.empty_v[n % kStages]);
     note(kSummed, n);
     store();
     note(kStored, n);
+  };
+  // The next queries come where these were: meanwhile O leaves.
+  while (__all_sync(~0u, begin())) {
+    first_weights();
+    for (bool ends = __all_sync(~0u, tile == last_tile); !ends; ++n) {
+      --tile;
+      next_weights(false);
+      ends = __all_sync(~0u, tile == last_tile);
+    }
+    last_values();
+    ++n;
   }
   if (leads) ptx::cp_async_bulk_wait_group_read<0>();
   if (warpgroup == 0) await_turn(0);  // the one that no one took

@@ -47,7 +47,7 @@
 //   b09b16a3  device/fragments.cuh
 //   76c2f1b5  device/integers.cuh
 //   0c938b81  device/key_order.cuh
-//   5b839c1b  device/load_v3.cuh
+//   912dd204  device/load_v3.cuh
 //   1cbf0c76  device/mask.cuh
 //   1a579de9  device/matmul_wgmma.cuh
 //   06eb1102  device/matrix_descriptor.cuh
@@ -67,7 +67,7 @@
 //   689d4211  device/turn.cuh
 //   c2706fe3  device/types.cuh
 //   8715e91b  device/weights_e4m3.cuh
-//   8c1b6b89  kernels/v3_fwd.cu
+//   708374d8  kernels/v3_fwd.cu
 //   5d3e87eb  parts/constants_v3.cuh
 //   5a818b86  parts/main_arrays.cuh
 //   92b4175b  parts/main_options.cuh
@@ -112,7 +112,7 @@
 // "incoherent": true, "kv_heads": 8, "out_dtype": "bf16", "pass": "fwd", "scale":
 // 0.08838834764831843, "scales": "block", "seq": 8192, "seq_kv": 8192, "softcap": 0.0, "varlen":
 // false, "window": [-1, -1]}, "schema": "fasim.plan/1", "slots": 132, "smem_bytes": 166912}
-// ---- the rest of the file has sha256 9be30dd2e685aafee69fb748ad6cd763a79616e17b7aedc5257e7984fbf10a5d
+// ---- the rest of the file has sha256 e32f5f3ea9410262472b1d53f66764007e5a8e122fe1e017a4c12b56f774d5b4
 // FlashAttention-3, forward (Shah et al. 2024, algorithms 1 and 2).
 //
 // A block stays on its SM and works on one tile of queries after the other. One warpgroup, the producer,
@@ -1951,7 +1951,7 @@ v3_fwd_sm90a_e4m3_d128_causal_frombf16_incoherent_4a8d96bc(
   Accumulator o;
   float key_factor = 1.f;  // the scale of the tile at work
   RowState row;
-  int round = 0, tile = 0, last_tile = 0;
+  int n = 0, round = 0, tile = 0, last_tile = 0;
   Tiles whole = {0, 0};
   // The next tile of queries: false if there is none.
   const auto begin = [&] {
@@ -1980,11 +1980,10 @@ v3_fwd_sm90a_e4m3_d128_causal_frombf16_incoherent_4a8d96bc(
     wait(&shared.full_k[at.slot], at.parity);
   };
   const auto start = [&](int n) {  // the scores of the n-th tile of keys
-    const int slot = n % kKeyStages;
-    key_factor = normal_factor(shared.key_factors[slot]);
+    key_factor = normal_factor(shared.key_factors[n % kKeyStages]);
     note(kBegan, n);
     start_scores(s, descriptor_of(shared.q[(round - 1) % kQStages][warpgroup]),
-                 descriptor_of(shared.k[slot]));
+                 descriptor_of(shared.k[n % kKeyStages]));
   };
   const auto factor_of_scores = [&] {
     const Work& work = shared.works[(round - 1) % kWorks];
@@ -2051,7 +2050,6 @@ v3_fwd_sm90a_e4m3_d128_causal_frombf16_incoherent_4a8d96bc(
     release(n);
     note(kSummed, n);
   };
-  int n = 0;
   const auto seen = [&] {
     const Work& work = shared.works[(round - 1) % kWorks];
     return seen_tiles(work.first_query + 64 * warpgroup, span_of(work));

@@ -36,7 +36,7 @@
 //   9f85390f  device/chunk_address.cuh
 //   b09b16a3  device/fragments.cuh
 //   76c2f1b5  device/integers.cuh
-//   5b839c1b  device/load_v3.cuh
+//   912dd204  device/load_v3.cuh
 //   1cbf0c76  device/mask.cuh
 //   1a579de9  device/matmul_wgmma.cuh
 //   06eb1102  device/matrix_descriptor.cuh
@@ -55,7 +55,7 @@
 //   3167b13b  device/timeline.cuh
 //   689d4211  device/turn.cuh
 //   c2706fe3  device/types.cuh
-//   8c1b6b89  kernels/v3_fwd.cu
+//   708374d8  kernels/v3_fwd.cu
 //   5d3e87eb  parts/constants_v3.cuh
 //   5a818b86  parts/main_arrays.cuh
 //   92b4175b  parts/main_options.cuh
@@ -99,7 +99,7 @@
 // "head_dim_v": 64, "heads": 16, "incoherent": false, "kv_heads": 16, "out_dtype": "fp16", "pass":
 // "fwd", "scale": 0.125, "scales": "tensor", "seq": 4096, "seq_kv": 4096, "softcap": 0.0, "varlen":
 // false, "window": [-1, -1]}, "schema": "fasim.plan/1", "slots": 132, "smem_bytes": 160768}
-// ---- the rest of the file has sha256 fcdb698ee5f524f1a8477c27c9ec109f5896d744c2e5c47565f6875f9f94a218
+// ---- the rest of the file has sha256 1a2b3b3186fdcd4a39ad2f3a1e26a50840bf57959a0efb9ac6f9a5f26fde6469
 // FlashAttention-3, forward (Shah et al. 2024, algorithms 1 and 2).
 //
 // A block stays on its SM and works on one tile of queries after the other. One warpgroup, the producer,
@@ -1361,7 +1361,7 @@ v3_fwd_sm90a_fp16_d64_causal_alibi_2a670209(
   Weights p;
   Accumulator o;
   RowState row;
-  int round = 0, tile = 0, last_tile = 0;
+  int n = 0, round = 0, tile = 0, last_tile = 0;
   Tiles whole = {0, 0};
   float slope_log2 = 0.f;  // of the head
   // The next tile of queries: false if there is none.
@@ -1381,6 +1381,7 @@ v3_fwd_sm90a_fp16_d64_causal_alibi_2a670209(
     const Work work = shared.works[(round - 2) % kWorks];
     const i64 rows = (i64(work.batch) * heads + work.head) * seq_q + work.first_query;
     end_rows(row, shared.factors, lse + rows, 1.f, span_of(work).seq_q - work.first_query);
+    reset(row);
   };
   const auto store = [&] {
     const Work& work = shared.works[(round - 2) % kWorks];
@@ -1391,13 +1392,12 @@ v3_fwd_sm90a_fp16_d64_causal_alibi_2a670209(
     wait(&shared.full_k[at.slot], at.parity);
   };
   const auto start = [&](int n) {  // the scores of the n-th tile of keys
-    const int slot = n % kKeyStages;
     note(kAsked, n);
     await_keys(n);
     await_turn(warpgroup);
     note(kBegan, n);
     start_scores(s, descriptor_of(shared.q[(round - 1) % kQStages][warpgroup]),
-                 descriptor_of(shared.k[slot]));
+                 descriptor_of(shared.k[n % kKeyStages]));
   };
   // From products to what softmax sees, for the keys from the tile's `column`-th on.
   const auto finish = [&](auto& s, int column) {
@@ -1429,34 +1429,23 @@ v3_fwd_sm90a_fp16_d64_causal_alibi_2a670209(
     wait(&shared.full_v[at.slot], at.parity);
     start_values(o, p, descriptor_of(shared.v[at.slot]));
   };
-
-  int n = 0;
-  bool more = begin();
-  if (more) {
-    start(0);
+  // The weights of the first tile of keys, and those of tile n + 1 while the values of tile n are summed.
+  const auto first_weights = [&] {
+    start(n);
     pass_turn(warpgroup);
     finish_products<0>(s);
     reset(row);
     zero(o);
     const Late late = {shared.factors, true};
-    weigh_scores(0, late);
+    weigh_scores(n, late);
     follow(row, o, late, 1.f);
     round_weights(p, s);
-  }
-  while (more) {  // p holds the weights of tile n; whose scores are next?
-    const bool ends = tile == last_tile;
-    if (!ends) --tile;
-    if (ends) {
-      more = begin();
-      if (__all_sync(~0u, !more)) break;  // a vote: the compiler sees that the warp stays together
-    }
+  };
+  const auto next_weights = [&](bool ends) {
     start(n + 1);
     start_values_of(n);
     pass_turn(warpgroup);
-    if (ends) {
-      end();
-      reset(row);
-    }
+    if (ends) end();
     finish_products<1>(s);
     const Late late = {shared.factors, ends};
     weigh_scores(n + 1, late);
@@ -1465,6 +1454,25 @@ v3_fwd_sm90a_fp16_d64_causal_alibi_2a670209(
     note(kSummed, n);
     follow(row, o, late, 1.f);
     round_weights(p, s);
+  };
+  const auto last_values = [&] {
+    start_values_of(n);
+    end();
+    finish_products<0>(o);
+    note(kSummed, n);
+    store();
+    note(kStored, n);
+  };
+  bool more = begin();
+  if (more) first_weights();
+  while (more) {  // p holds the weights of tile n; whose scores are next?
+    const bool ends = tile == last_tile;
+    if (!ends) --tile;
+    if (ends) {
+      more = begin();
+      if (__all_sync(~0u, !more)) break;  // a vote: the compiler sees that the warp stays together
+    }
+    next_weights(ends);
     if (ends) {
       store();
       zero(o);
@@ -1472,14 +1480,7 @@ v3_fwd_sm90a_fp16_d64_causal_alibi_2a670209(
     }
     ++n;
   }
-  if (round > 1) {
-    start_values_of(n);
-    end();
-    finish_products<0>(o);
-    note(kSummed, n);
-    store();
-    note(kStored, n);
-  }
+  if (round > 1) last_values();
   if (leads) ptx::cp_async_bulk_wait_group_read<0>();
   if (warpgroup == 0) await_turn(0);  // the one that no one took
 }

@@ -26,6 +26,7 @@ from fasim.plan import (
     Tile,
     keeps_q,
     lays_out,
+    streams,
     tiles_stay,
     transposed_shape,
     transposers,
@@ -81,6 +82,7 @@ class _Head:
         self.frees_k = "pv" if self.transposes else "p" if stays else "s"
         if variant in V3:
             self.layout, self.keeps_q = v3_layout(problem, tile), bool(keeps_q(problem, tile))
+            self.streams = streams(problem, tile)
         self.rows = problem.seq * self.group
         self.queries = range(0, self.rows, tile.block_q)
 
@@ -294,7 +296,8 @@ _Gated = tuple[Event, str, int]  # what must have happened more often than so ma
 
 
 def _v3_loads(head: _Head, steps: _Steps) -> Iterator[_Gated]:
-    """The producer's, each when its slot is free; V one step behind K, in e4m3 right behind it."""
+    """The producer's, each when its slot is free; V one step behind K, in e4m3 right behind it, as
+    is the last of a tile of queries where O leaves before the next."""
     role, stages, count = "producer", head.tile.stages, 0
     late: list[int] = []  # the key tile whose V is still to come
     for i, (query, keys) in enumerate(steps):
@@ -310,6 +313,9 @@ def _v3_loads(head: _Head, steps: _Steps) -> Iterator[_Gated]:
             for k in late:
                 yield from _v3_load(head, head.values, k, "pv", count - 1 - stages)
             late, count = [] if head.transposes else [key], count + 1
+        for k in () if head.streams else late:
+            yield from _v3_load(head, head.values, k, "pv", count - 1 - stages)
+        late = late if head.streams else []
     for k in late:
         yield from _v3_load(head, head.values, k, "pv", count - 1 - stages)
 
@@ -342,9 +348,10 @@ def _v3_work(head: _Head, steps: _Steps) -> Iterator[_Done]:
 
 def _v3_step(head: _Head, before: _Step | None, now: _Step | None) -> Iterator[_Done]:
     """The one place that says in which order consumers work: the scores of ``now``, and the values
-    of ``before``; O of a tile of queries leaves while the first scores of the next become weights.
-    In e4m3, where the sums of a tile take the registers of its scores, it leaves before them."""
-    behind = before if not head.transposes else None
+    of ``before``; O of a tile of queries leaves while the first scores of the next become weights,
+    or before them: in e4m3, whose sums take the registers of scores, and where Q has one place."""
+    ahead = head.transposes or (before is not None and before.ends and not head.streams)
+    behind = None if ahead else before
     if now and now.begins:
         yield from ((event, ()) for event in head.constants("consumers"))
     if before and not behind:

@@ -5,7 +5,7 @@
 "use strict";
 
 function makeEvents(model) {
-  const { C, isV3, packs, seen, keepsQ, tilesStay, v3Layout, transposers, transposes, transposedShape, valueColumns } = model;
+  const { C, isV3, packs, seen, keepsQ, tilesStay, streams, v3Layout, transposers, transposes, transposedShape, valueColumns } = model;
   const TRANSPOSER = "transposer";  // of V3 in e4m3: the kernel before the main one
   const sum = (xs) => xs.reduce((a, b) => a + b, 0);
   const range = (start, stop, step) => Array.from({ length: Math.max(0, Math.ceil((stop - start) / step)) }, (_, i) => start + i * step);
@@ -38,8 +38,8 @@ function makeEvents(model) {
       return what === "o_acc" || what === "o_part" ? own * p.head_dim_v * 4 : own * 4;
     };
     // What the main kernel takes for V, and whether that waits for the next scores.
-    const values = before ? "vt" : "v", behind = isV3(variant) && !before;
-    return { entry, p, t, variant, r, rows, clocks, seenBy, steps, bytes, transposed, values, behind, queries: range(0, rows, t.m), splits: entry.splits || 1, background: gpu.cp_async };
+    const values = before ? "vt" : "v", behind = isV3(variant) && !before, goesOn = behind && streams(p, t);
+    return { entry, p, t, variant, r, rows, clocks, seenBy, steps, bytes, transposed, values, behind, goesOn, queries: range(0, rows, t.m), splits: entry.splits || 1, background: gpu.cp_async };
   }
 
   // Bytes of a dense bias that a step reads: rows that skip a tile of keys together read none of it.
@@ -250,18 +250,29 @@ function makeEvents(model) {
     keys.forEach((key, i) => v3Step(h, make, { query, key, q, first: i === 0, last: i === keys.length - 1 }));
     state.tiles[turn] = q.until;
     delete state.tiles[turn - 4];
-    if (turn === h.queries.length - 1) v3Step(h, make, null);
+    if (!h.goesOn || turn === h.queries.length - 1) lastValues(h, make);
+  }
+
+  // Those of a tile of queries, where no scores of the next come before them.
+  function lastValues(h, make) {
+    const { state } = make, { before } = state;
+    if (before) valuesAfter(h, make, before, null);
+    state.before = null;
+  }
+
+  function valuesAfter(h, make, before, now) {
+    if (before) before.v = producerLoad(h, make, h.values, -1, before.key, make.state.freeV[before.n - h.t.stages] || 0);
+    consumerSteps(h, make, before, now);
   }
 
   // The producer brings K of one step and V of the step before, or in e4m3 of the same; the consumers
   // multiply and weigh them.
   function v3Step(h, make, now) {
     const { state } = make, { before, n } = state, { stages } = h.t, moreKeys = v3Layout(h.p, h.t)[2];
-    if (now) now.k = producerLoad(h, make, "k", -1, now.key, state.freeK[n - stages - moreKeys] || 0);
-    if (now) now.n = n;
-    if (now && !h.behind) return serialStep(h, make, now);
-    if (before) before.v = producerLoad(h, make, h.values, -1, before.key, state.freeV[n - 1 - stages] || 0);
-    if (now || before) consumerSteps(h, make, before, now);
+    now.k = producerLoad(h, make, "k", -1, now.key, state.freeK[n - stages - moreKeys] || 0);
+    now.n = n;
+    if (!h.behind) return serialStep(h, make, now);
+    valuesAfter(h, make, before, now);
     state.before = now;
     stepOn(state);
   }

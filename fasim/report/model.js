@@ -208,6 +208,9 @@ function makeModel(C, GPUS) {
     return layouts.find((one) => v3Smem(p, t, one) <= C.HOPPER_SMEM) || layouts[layouts.length - 1];
   }
 
+  // Whether products go on from a tile of queries to the next: streams in fasim/plan.py.
+  const streams = (p, t) => p.dtype !== "e4m3" && (v3Layout(p, t)[0] > 1 || keepsQ(p, t));
+
   function smemBytes(p, variant, t) {
     if (isV3(variant)) return v3Smem(p, t, v3Layout(p, t));
     const q = t.m * Math.max(p.d * p.e, p.dv * p.out);
@@ -740,10 +743,11 @@ function makeModel(C, GPUS) {
     if (variant === "v2_split") steps = ceilDiv(v.longest, t.splits);
     else if (steps === null) steps = v.steps / Math.max(v.q_tiles, 1);
     if (isV3(variant)) {
-      const oneQ = v3Smem(p, t, [2, 1, 0]) > C.HOPPER_SMEM && !keepsQ(p, t) ? C.ONE_Q_CLOCKS : 0;
+      const crowded = v3Smem(p, t, [2, 1, 0]) > C.HOPPER_SMEM && !keepsQ(p, t);
+      const late = crowded ? (p.dtype === "e4m3" ? C.O_IN_PARTS_CLOCKS : C.ONE_Q_CLOCKS) : 0;
       const masked = p.mask === "full" ? 0 : C.MASKED_STEP_CLOCKS * ceilDiv(queriesOf(p, variant, t), t.n);
       const ahead = t.stages > 2 && p.dtype !== "e4m3" ? C.RING_CLOCKS : 0;
-      return steps * law(resident) + (C.WGMMA_TILE_CLOCKS + oneQ + masked - ahead) / t.blocks;
+      return steps * law(resident) + (C.WGMMA_TILE_CLOCKS + late + masked - ahead) / t.blocks;
     }
     const ends = (C.MMA_BLOCK_CLOCKS.fwd + s.serial / 2) / independent(f, resident);
     return steps * law(resident) + ends + (t.m * (p.head_dim * p.e + p.head_dim_v * p.out)) / r.l2_bytes;
@@ -892,7 +896,7 @@ function makeModel(C, GPUS) {
     return { ...entry, useful: useful(p), hbm: need, fits: hbm(p, entry.variant).total <= budget(gpu, reserve), max_seq: maxSeq(p, entry.variant, gpu, reserve) };
   }
 
-  return { C, GPUS, isV3, packs, problemOf, changed, seen, visits, plan, evaluate, step, keepsQ, tilesStay, v3Layout, transposers, transposes, transposedShape, valueColumns, tensors, hbm, budget, ceilDiv };
+  return { C, GPUS, isV3, packs, problemOf, changed, seen, visits, plan, evaluate, step, keepsQ, tilesStay, streams, v3Layout, transposers, transposes, transposedShape, valueColumns, tensors, hbm, budget, ceilDiv };
 }
 
 if (typeof module !== "undefined") module.exports = { makeModel };

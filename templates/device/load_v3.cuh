@@ -145,7 +145,7 @@ __device__ __forceinline__ void load_all(Loader& loader, const TensorMap* q_map,
                                          const WorkOf& work_of, const QueriesOf& queries_of,
                                          const KeysOf& keys_of, const TilesOf& tiles_of) {
   Shared& shared = loader.shared;
-//% if not kernel.scaled
+//% if kernel.streams
   int before = 0, before_head = 0;  // the tile whose V is still to come
   Place before_keys = {0, 0};
 //% endif
@@ -179,13 +179,18 @@ __device__ __forceinline__ void load_all(Loader& loader, const TensorMap* q_map,
       loader.load_k(tile, kv_head, keys);
 //% if kernel.scaled
       loader.load_v(tile, kv_head, keys);
-//% else
+//% elif kernel.streams
       if (loader.count_k > 1) loader.load_v(before, before_head, before_keys);
       before = tile, before_head = kv_head, before_keys = keys;
+//% else
+      if (tile + 1 < tiles.end) loader.load_v(tile + 1, kv_head, keys);
 //% endif
     }
+//% if not (kernel.scaled or kernel.streams)
+    loader.load_v(tiles.begin, kv_head, keys);
+//% endif
   }
-//% if not kernel.scaled
+//% if kernel.streams
   if (loader.count_k > 0) loader.load_v(before, before_head, before_keys);
 //% endif
 }

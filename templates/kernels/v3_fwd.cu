@@ -8,9 +8,15 @@
 // longer than products here, and those of one consumer run beside the products of another.
 //% else
 // rows each (wgmma). A consumer's products run in the background: while it turns the scores of a tile of
+//% if kernel.streams
 // keys into weights, the values of the tile before are summed. The stream of tiles does not end with a
 // tile of queries: the first scores of the next are computed while O leaves. Consumers take turns to start
 // their products, so that the softmax of one runs under the products of another.
+//% else
+// keys into weights, the values of the tile before are summed. Shared memory has one place for Q: the
+// next one comes there while O leaves. Consumers take turns to start their products, so that the softmax
+// of one runs under the products of another.
+//% endif
 //% endif
 //% if kernel.pack_gqa
 //
@@ -257,7 +263,7 @@ $(parameters(kernel))) {
   float key_factor = 1.f;  // the scale of the tile at work
 //% endif
   RowState row;
-  int round = 0, tile = 0, last_tile = 0;
+  int n = 0, round = 0, tile = 0, last_tile = 0;
   Tiles whole = {0, 0};
 //% if kernel.bias == "alibi"
   float slope_log2 = 0.f;  // of the head
@@ -281,7 +287,7 @@ $(parameters(kernel))) {
     return first_query >= 0;
   };
   const auto end = [&] {
-    const Work$("&" if kernel.scales == "block") work = shared.works[(round - 2) % kWorks];
+    const Work$("&" if kernel.scales == "block") work = shared.works[(round - $(1 if not kernel.streams and not kernel.scaled else 2)) % kWorks];
 //% if kernel.varlen
     const i64 rows = i64(work.head) * total_q + work.sequence.q + work.first_query;
 //% elif kernel.pack_gqa
@@ -299,9 +305,12 @@ $(parameters(kernel))) {
 //% else
     end_rows(row, shared.factors, lse + rows, $(softmax_factor(kernel)), span_of(work).seq_q - work.first_query);
 //% endif
+//% if not kernel.scaled
+    reset(row);
+//% endif
   };
   const auto store = [&] {
-    const Work& work = shared.works[(round - 2) % kWorks];
+    const Work& work = shared.works[(round - $(1 if not kernel.streams and not kernel.scaled else 2)) % kWorks];
     store_output(shared, o, &$(map_of(kernel, "o")), work, queries_of(work), span_of(work).seq_q$(", group_log2" if kernel.pack_gqa));
   };
   const auto await_keys = [&](int n) {
@@ -309,9 +318,8 @@ $(parameters(kernel))) {
     wait(&shared.full_k[at.slot], at.parity);
   };
   const auto start = [&](int n) {  // the scores of the n-th tile of keys
-    const int slot = n % kKeyStages;
 //% if kernel.scales == "block"
-    key_factor = normal_factor(shared.key_factors[slot]);
+    key_factor = normal_factor(shared.key_factors[n % kKeyStages]);
 //% endif
 //% if not kernel.scaled
     note(kAsked, n);
@@ -320,10 +328,10 @@ $(parameters(kernel))) {
 //% endif
     note(kBegan, n);
 //% if kernel.keeps_q
-    start_scores(s, q_rows, descriptor_of(shared.k[slot]));
+    start_scores(s, q_rows, descriptor_of(shared.k[n % kKeyStages]));
 //% else
     start_scores(s, descriptor_of(shared.q[(round - 1) % kQStages][warpgroup]),
-                 descriptor_of(shared.k[slot]));
+                 descriptor_of(shared.k[n % kKeyStages]));
 //% endif
   };
 //% if kernel.scaled
@@ -420,7 +428,6 @@ $(parameters(kernel))) {
     release(n);
     note(kSummed, n);
   };
-  int n = 0;
   const auto seen = [&] {
     const Work& work = shared.works[(round - 1) % kWorks];
     return seen_tiles(work.first_query + 64 * warpgroup, span_of(work));
@@ -506,34 +513,23 @@ $(parameters(kernel))) {
     wait(&shared.full_v[at.slot], at.parity);
     start_values(o, p, descriptor_of(shared.v[at.slot]));
   };
-
-  int n = 0;
-  bool more = begin();
-  if (more) {
-    start(0);
+  // The weights of the first tile of keys, and those of tile n + 1 while the values of tile n are summed.
+  const auto first_weights = [&] {
+    start(n);
     pass_turn(warpgroup);
     finish_products<0>(s);
     reset(row);
     zero(o);
     const Late late = {shared.factors, true};
-    weigh_scores(0, late);
+    weigh_scores(n, late);
     follow(row, o, late, $(softmax_factor(kernel)));
     round_weights(p, s);
-  }
-  while (more) {  // p holds the weights of tile n; whose scores are next?
-    const bool ends = tile == last_tile;
-    if (!ends) --tile;
-    if (ends) {
-      more = begin();
-      if (__all_sync(~0u, !more)) break;  // a vote: the compiler sees that the warp stays together
-    }
+  };
+  const auto next_weights = [&](bool ends) {
     start(n + 1);
     start_values_of(n);
     pass_turn(warpgroup);
-    if (ends) {
-      end();
-      reset(row);
-    }
+    if (ends) end();
     finish_products<1>(s);
     const Late late = {shared.factors, ends};
     weigh_scores(n + 1, late);
@@ -542,6 +538,29 @@ $(parameters(kernel))) {
     note(kSummed, n);
     follow(row, o, late, $(softmax_factor(kernel)));
     round_weights(p, s);
+  };
+  const auto last_values = [&] {
+    start_values_of(n);
+    end();
+    finish_products<0>(o);
+//% if not kernel.streams
+    if (leads) ptx::mbarrier_arrive(&shared.empty_v[n % kStages]);
+//% endif
+    note(kSummed, n);
+    store();
+    note(kStored, n);
+  };
+//% if kernel.streams
+  bool more = begin();
+  if (more) first_weights();
+  while (more) {  // p holds the weights of tile n; whose scores are next?
+    const bool ends = tile == last_tile;
+    if (!ends) --tile;
+    if (ends) {
+      more = begin();
+      if (__all_sync(~0u, !more)) break;  // a vote: the compiler sees that the warp stays together
+    }
+    next_weights(ends);
     if (ends) {
       store();
       zero(o);
@@ -549,14 +568,20 @@ $(parameters(kernel))) {
     }
     ++n;
   }
-  if (round > 1) {
-    start_values_of(n);
-    end();
-    finish_products<0>(o);
-    note(kSummed, n);
-    store();
-    note(kStored, n);
+  if (round > 1) last_values();
+//% else
+  // The next queries come where these were: meanwhile O leaves.
+  while (__all_sync(~0u, begin())) {
+    first_weights();
+    for (bool ends = __all_sync(~0u, tile == last_tile); !ends; ++n) {
+      --tile;
+      next_weights(false);
+      ends = __all_sync(~0u, tile == last_tile);
+    }
+    last_values();
+    ++n;
   }
+//% endif
 //% endif
   if ($("ptx::thread_index() % 128 == 0" if kernel.scaled else "leads")) ptx::cp_async_bulk_wait_group_read<0>();
 //% if not kernel.scaled

@@ -133,6 +133,7 @@ V_RELEASE = "    if (leads) ptx::mbarrier_arrive(&shared.empty_v[n % kStages]);\
 SUMMED = "    note(kSummed, n);\n"
 O_WAIT = "    finish_products<0>(o);  // here all warps wait, whether their rows move or not\n"
 FOLLOW = SUMMED + "    follow(row, o, late, scale_log2);\n"
+LEAVES = SUMMED + "    store();\n"
 K_RELEASE = "    if (leads) ptx::mbarrier_arrive(&shared.empty_k[n % kKeyStages]);\n"
 Q_RELEASE = "  if (lane == 0) ptx::mbarrier_arrive(&shared.empty_q[slot]);\n"
 LAST_RELEASE = (
@@ -256,6 +257,14 @@ BARRIERS = (
     ),
     Bug("K is never released", K_RELEASE, "", "deadlock"),
     Bug("V is never released", V_RELEASE, "", "deadlock"),
+    Bug("the last V is never released", V_RELEASE + LEAVES, LEAVES, "deadlock", "wide"),
+    Bug(
+        "the last V comes behind the next Q",
+        "    loader.load_v(tiles.begin, kv_head, keys);\n",
+        "",
+        "deadlock",
+        "wide",
+    ),
     Bug("Q is never released", Q_RELEASE, "", "deadlock"),
     Bug("Q is never released by three", LAST_RELEASE, "", "deadlock", "three"),
     Bug(
@@ -543,8 +552,8 @@ SOFTMAX = (
     ),
     Bug(
         "the next tile's rows go on with the last one's",
-        "      end();\n      reset(row);\n",
-        "      end();\n",
+        "work.first_query);\n    reset(row);\n",
+        "work.first_query);\n",
         RIGHT,
     ),
     Bug(
