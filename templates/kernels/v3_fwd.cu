@@ -286,8 +286,9 @@ $(parameters(kernel))) {
 //% endif
     return first_query >= 0;
   };
+//% set begun = 2 if kernel.streams or kernel.scaled else 1
   const auto end = [&] {
-    const Work$("&" if kernel.scales == "block") work = shared.works[(round - $(1 if not kernel.streams and not kernel.scaled else 2)) % kWorks];
+    const Work$("&" if kernel.scales == "block") work = shared.works[(round - $(begun)) % kWorks];
 //% if kernel.varlen
     const i64 rows = i64(work.head) * total_q + work.sequence.q + work.first_query;
 //% elif kernel.pack_gqa
@@ -310,7 +311,7 @@ $(parameters(kernel))) {
 //% endif
   };
   const auto store = [&] {
-    const Work& work = shared.works[(round - $(1 if not kernel.streams and not kernel.scaled else 2)) % kWorks];
+    const Work& work = shared.works[(round - $(begun)) % kWorks];
     store_output(shared, o, &$(map_of(kernel, "o")), work, queries_of(work), span_of(work).seq_q$(", group_log2" if kernel.pack_gqa));
   };
   const auto await_keys = [&](int n) {
