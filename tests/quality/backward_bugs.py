@@ -232,7 +232,7 @@ BUGS = (
     ),
     Bug(
         "the head is that of the block's own number", "bf16 causal",
-        "block / kv_tiles % kv_heads;", "blockIdx.x / kv_tiles % kv_heads;",
+        "any_head % kv_heads;", "blockIdx.x / kv_tiles % kv_heads;",
         ("race", "outputs_are_fully_written"), MANY,
     ),
     Bug(
@@ -243,7 +243,7 @@ BUGS = (
     ),
     Bug(
         "queries of the second pass take the head of the block's own number", "second_pass",
-        "head = block / q_blocks % heads;", "head = blockIdx.x / q_blocks % heads;",
+        "head = any_head % heads;", "head = blockIdx.x / q_blocks % heads;",
         ("race", "outputs_are_fully_written"), MANY,
     ),
     Bug(

@@ -382,8 +382,8 @@ MEMORY = (
     Bug(
         "two blocks write the same rows",
         "v2 fp32 causal",
-        "const int turn = block % q_blocks;",
-        "const int turn = 0;",
+        "(kCausal ? q_blocks - 1 - turn : turn) * kBlockQ;",
+        "(q_blocks - 1) * kBlockQ;",
         "race",
     ),
     Bug(
@@ -391,14 +391,14 @@ MEMORY = (
         "v2 bf16 causal",
         "const int members = head < rest ? rest : together;",
         "const int members = max(1, (head < rest ? rest : together) - 1);",
-        ("race", "outputs_are_fully_written"),
+        ("race", "out of bounds", "outputs_are_fully_written"),
         GROUPS,
     ),
     Bug(
         "blocks take the heads of others",
         "v2 bf16 causal",
-        "(first_head + place % members) * tiles",
-        "(first_head + place / members % members) * tiles",
+        "return {first_head + place % members,",
+        "return {first_head + place / members % members,",
         ("race", "outputs_are_fully_written"),
         GROUPS,
     ),
