@@ -15,6 +15,7 @@ emulator's.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import re
 from collections.abc import Callable, Iterator
@@ -142,34 +143,34 @@ def seeds(on_device: bool, count: int) -> dict[str, float]:
     return {name: float(np.mean([one[name].rmse for one in each])) for name in each[0]}
 
 
+def longer(problem: Problem) -> Iterator[tuple[str, str, Problem, Arrays]]:
+    """256 queries against more and more keys, whose values do not cancel: the kind of the values,
+    the number of keys, the problem and its inputs in bf16."""
+    for (label, change), keys in itertools.product(VALUES.items(), KEYS):
+        one = problem.with_(seq=256, seq_kv=keys)
+        arrays = accuracy.drawn("normal", one)
+        v = change(arrays["v"].astype(np.float32)).astype(arrays["v"].dtype)
+        yield label, str(keys), one, {**arrays, "v": v}
+
+
 def lengths(on_device: bool) -> dict[str, Any]:
-    """256 queries against more and more keys, whose values do not cancel."""
     found: dict[str, Any] = {}
-    for label, change in VALUES.items():
-        for keys in KEYS:
-            problem = WIDE.with_(seq=256, seq_kv=keys)
-            arrays = accuracy.drawn("normal", problem)
-            v = change(arrays["v"].astype(np.float32)).astype(arrays["v"].dtype)
-            got = errors(problem, {**arrays, "v": v}, on_device)
-            found.setdefault(label, {})[str(keys)] = shown(got)
+    for label, keys, problem, arrays in longer(WIDE):
+        found.setdefault(label, {})[keys] = shown(errors(problem, arrays, on_device))
     return found
 
 
 def sums() -> dict[str, Any]:
     """The same in e4m3 from the start: relative error (Frobenius) and bias, V3's and FA3's."""
     found: dict[str, Any] = {}
-    for label, change in VALUES.items():
-        for keys in KEYS:
-            problem = WIDE.with_(seq=256, seq_kv=keys, dtype="e4m3", scales="head")
-            drawn = accuracy.drawn("normal", problem)
-            v = change(drawn["v"].astype(np.float32)).astype(drawn["v"].dtype)
-            arrays = properties.quantised({**drawn, "v": v}, "head")
-            values = properties.real(arrays)
-            want = exact(problem, values, on_device=True)
-            got = {"v3": device(problem, arrays)}
-            if find_spec("fa3_fwd_interface"):
-                got["fa3"] = fa3(problem, values)
-            found.setdefault(label, {})[str(keys)] = {n: relative(o, want) for n, o in got.items()}
+    for label, keys, problem, drawn in longer(WIDE.with_(dtype="e4m3", scales="head")):
+        arrays = properties.quantised(drawn, "head")
+        values = properties.real(arrays)
+        want = exact(problem, values, on_device=True)
+        got = {"v3": device(problem, arrays)}
+        if find_spec("fa3_fwd_interface"):
+            got["fa3"] = fa3(problem, values)
+        found.setdefault(label, {})[keys] = {n: relative(o, want) for n, o in got.items()}
     return found
 
 
@@ -201,24 +202,22 @@ def triple(one: dict[str, float]) -> str:
     return f"{one['rmse']:.1e}, {one['largest']:.1e}, {one['cosine']:.5f}"
 
 
-def by_keys(found: dict[str, Any]) -> str:
-    rows, names = [], list(next(iter(found.values()))[str(KEYS[0])])
-    for label, each in found.items():
-        rows += [
-            [label, f"{int(keys):,}", *(f"{one[name]['rmse']:.1e}" for name in names)]
-            for keys, one in each.items()
-        ]
-    return table(["values", "keys", *names], rows)
-
-
-def by_sum(found: dict[str, Any]) -> str:
+def by_keys(found: dict[str, Any], cell: Callable[[dict[str, float]], str]) -> str:
     names = list(next(iter(found.values()))[str(KEYS[0])])
     rows = [
-        [label, f"{int(keys):,}", *(f"{one[n]['error']:.2%}, {one[n]['bias']:+.3%}" for n in names)]
+        [label, f"{int(keys):,}", *(cell(one[name]) for name in names)]
         for label, each in found.items()
         for keys, one in each.items()
     ]
     return table(["values", "keys", *names], rows)
+
+
+def rmse(one: dict[str, float]) -> str:
+    return f"{one['rmse']:.1e}"
+
+
+def error_and_bias(one: dict[str, float]) -> str:
+    return f"{one['error']:.2%}, {one['bias']:+.3%}"
 
 
 def by_seed(found: dict[str, float]) -> str:
@@ -266,14 +265,14 @@ def main() -> None:
     parts = {
         "distributions": by_inputs(found["distributions"]),
         "seeds": by_seed(found["outliers, mean RMSE"]),
-        "lengths": by_keys(found["lengths"]),
+        "lengths": by_keys(found["lengths"], rmse),
     }
     print(*parts.values(), sep="\n")
     if options.docs:
         write_docs({**parts, "emulated": by_inputs(emulated())})
     if on_device:
         found["sums"] = sums()
-        print(by_sum(found["sums"]))
+        print(by_keys(found["sums"], error_and_bias))
         sources = bench.sources_sha()
         result = {"device": bench.device(), "sources": sources, "seeds": options.seeds, **found}
         name = options.out / "h200-accuracy.json"

@@ -21,7 +21,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from v2_grid import Planned, Shared, grid, planned
+from v2_grid import Planned, Shared, chosen, planned
 
 from fasim import bench, peers
 from fasim.model import traffic
@@ -79,9 +79,7 @@ def main() -> None:
     parser.add_argument("--head-dims", default="64,128,256")
     parser.add_argument("--seqs", default="1024,4096,8192,16384")
     options = parser.parse_args()
-    dims, seqs = ({*map(int, text.split(","))} for text in (options.head_dims, options.seqs))
-    problems = [p for p in grid("fwd") if p.head_dim in dims and p.seq in seqs]
-    asked = [(p, way, p.with_(**change)) for p in problems for way, change in WAYS.items()]
+    asked = [(p, way, p.with_(**change)) for p in chosen(options) for way, change in WAYS.items()]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         found = list(pool.map(lambda one: planned(one[2], "v3"), asked))
     ready = {(p, way): one for (p, way, _), one in zip(asked, found, strict=True) if one}

@@ -71,6 +71,12 @@ def grid(pass_: str) -> Iterator[Problem]:
         yield Problem(**sizes, causal=causal, dtype="bf16", pass_=pass_)
 
 
+def chosen(options: argparse.Namespace) -> list[Problem]:
+    """Of the grid, forward, what --head-dims and --seqs name."""
+    dims, seqs = ({*map(int, text.split(","))} for text in (options.head_dims, options.seqs))
+    return [p for p in grid("fwd") if p.head_dim in dims and p.seq in seqs]
+
+
 def decoding(pass_: str) -> Iterator[Problem]:
     for batch in (1, 16):
         sizes = {"batch": batch, "heads": 64, "kv_heads": 8, "seq": 1, "seq_kv": 32768}

@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from v2_grid import Planned, Shared, geometric_mean, grid, planned, useful_flops
+from v2_grid import Planned, Shared, chosen, geometric_mean, planned, useful_flops
 from v3_grid import candidate, known_ratios
 
 from fasim import bench, peers
@@ -116,8 +116,7 @@ def main() -> None:
     parser.add_argument("--head-dims", default="64,128,256")
     parser.add_argument("--seqs", default="512,1024,2048,4096,8192,16384")
     options = parser.parse_args()
-    dims, seqs = ({*map(int, text.split(","))} for text in (options.head_dims, options.seqs))
-    bf16 = [p for p in grid("fwd") if p.head_dim in dims and p.seq in seqs]
+    bf16 = chosen(options)
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         ours = pool.map(lambda p: planned(replace(p, **SCALES), "v3"), bf16)
         others = pool.map(lambda p: planned(p, "v3"), bf16)

@@ -1226,8 +1226,15 @@ def streams(work: KernelSpec | Problem, tile: Tile) -> bool:
     """Whether a consumer of V3 starts the first scores of the next tile of queries before the last
     values of this one: not in e4m3, where their sums take the registers of scores, nor where the
     next Q takes the place of this one, and is awaited while O leaves."""
-    room = v3_layout(work, tile).q_stages > 1 or bool(keeps_q(work, tile))
-    return work.dtype != "e4m3" and room
+    return work.dtype != "e4m3" and not crowded(work, tile)
+
+
+def crowded(work: KernelSpec | Problem, tile: Any) -> Any:
+    """Whether V3's shared memory has no room for two tiles of Q beside O in one piece, where it
+    needs two: in 16 bits Q has one place then, in e4m3 O leaves in parts. ``tile`` may be a Tile or
+    arrays of what it holds."""
+    needs_two = keeps_q(work, tile) ^ True  # "not", of arrays too
+    return needs_two & (v3_smem(work, tile, V3Layout(2, 1)) > HOPPER_SMEM)
 
 
 def v3_smem(work: KernelSpec | Problem, tile: Any, layout: V3Layout) -> Any:

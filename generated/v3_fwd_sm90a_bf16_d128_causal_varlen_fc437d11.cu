@@ -58,7 +58,7 @@
 //   689d4211  device/turn.cuh
 //   c2706fe3  device/types.cuh
 //   22b08741  device/varlen.cuh
-//   790bd276  kernels/v3_fwd.cu
+//   90033266  kernels/v3_fwd.cu
 //   5d3e87eb  parts/constants_v3.cuh
 //   5a818b86  parts/main_arrays.cuh
 //   92b4175b  parts/main_options.cuh
@@ -102,7 +102,7 @@
 // "fwd", "scale": 0.08838834764831843, "scales": "tensor", "seq": 4096, "seq_kv": 4096, "softcap":
 // 0.0, "varlen": true, "window": [-1, -1]}, "schema": "fasim.plan/1", "slots": 132, "smem_bytes":
 // 230400}
-// ---- the rest of the file has sha256 cd5840c73f8221247b843c4762b1d197da18b13e2ebe2d39adff406027affa78
+// ---- the rest of the file has sha256 4069cfe23bf96b45e507679e977d1ce55fe2a6fa433a59b7d3b5d35a69a23f52
 // FlashAttention-3, forward (Shah et al. 2024, algorithms 1 and 2).
 //
 // A block stays on its SM and works on one tile of queries after the other. One warpgroup, the producer,
@@ -1362,7 +1362,7 @@ v3_fwd_sm90a_bf16_d128_causal_varlen_fc437d11(
   Accumulator o;
   Queries q_rows;
   RowState row;
-  int n = 0, round = 0, tile = 0, last_tile = 0;
+  int round = 0, tile = 0, last_tile = 0;
   Tiles whole = {0, 0};
   // The next tile of queries: false if there is none.
   const auto begin = [&] {
@@ -1425,6 +1425,7 @@ v3_fwd_sm90a_bf16_d128_causal_varlen_fc437d11(
     wait(&shared.full_v[at.slot], at.parity);
     start_values(o, p, descriptor_of(shared.v[at.slot]));
   };
+  int n = 0;
   // The weights of the first tile of keys, and those of tile n + 1 while the values of tile n are summed.
   const auto first_weights = [&] {
     start(n);

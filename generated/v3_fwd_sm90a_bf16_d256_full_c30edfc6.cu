@@ -54,7 +54,7 @@
 //   3167b13b  device/timeline.cuh
 //   689d4211  device/turn.cuh
 //   c2706fe3  device/types.cuh
-//   790bd276  kernels/v3_fwd.cu
+//   90033266  kernels/v3_fwd.cu
 //   5d3e87eb  parts/constants_v3.cuh
 //   5a818b86  parts/main_arrays.cuh
 //   92b4175b  parts/main_options.cuh
@@ -97,7 +97,7 @@
 // "fwd", "scale": 0.0625, "scales": "tensor", "seq": 4096, "seq_kv": 4096, "softcap": 0.0,
 // "varlen": false, "window": [-1, -1]}, "schema": "fasim.plan/1", "slots": 132, "smem_bytes":
 // 230400}
-// ---- the rest of the file has sha256 c640d6ac33e58452eeac7c8950193f277fd4863525e21ca4505f1c262630ade2
+// ---- the rest of the file has sha256 24ab870d26e461740395b8ac5061b85e5b6a22f47ff30344abdd55b4ad7074fc
 // FlashAttention-3, forward (Shah et al. 2024, algorithms 1 and 2).
 //
 // A block stays on its SM and works on one tile of queries after the other. One warpgroup, the producer,
@@ -1325,7 +1325,7 @@ v3_fwd_sm90a_bf16_d256_full_c30edfc6(
   Weights p;
   Accumulator o;
   RowState row;
-  int n = 0, round = 0, tile = 0, last_tile = 0;
+  int round = 0, tile = 0, last_tile = 0;
   Tiles whole = {0, 0};
   // The next tile of queries: false if there is none.
   const auto begin = [&] {
@@ -1391,6 +1391,7 @@ v3_fwd_sm90a_bf16_d256_full_c30edfc6(
     wait(&shared.full_v[at.slot], at.parity);
     start_values(o, p, descriptor_of(shared.v[at.slot]));
   };
+  int n = 0;
   // The weights of the first tile of keys, and those of tile n + 1 while the values of tile n are summed.
   const auto first_weights = [&] {
     start(n);

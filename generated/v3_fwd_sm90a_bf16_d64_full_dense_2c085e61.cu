@@ -53,7 +53,7 @@
 //   3167b13b  device/timeline.cuh
 //   689d4211  device/turn.cuh
 //   c2706fe3  device/types.cuh
-//   790bd276  kernels/v3_fwd.cu
+//   90033266  kernels/v3_fwd.cu
 //   5d3e87eb  parts/constants_v3.cuh
 //   5a818b86  parts/main_arrays.cuh
 //   92b4175b  parts/main_options.cuh
@@ -94,7 +94,7 @@
 // "head_dim_v": 64, "heads": 16, "incoherent": false, "kv_heads": 16, "out_dtype": "bf16", "pass":
 // "fwd", "scale": 0.125, "scales": "tensor", "seq": 2048, "seq_kv": 2048, "softcap": 0.0, "varlen":
 // false, "window": [-1, -1]}, "schema": "fasim.plan/1", "slots": 396, "smem_bytes": 66560}
-// ---- the rest of the file has sha256 39d9c5d6abbb9117a0f7cf9b409b1c64b35b99b16268aab5292d82c9b3812cc4
+// ---- the rest of the file has sha256 e1e71d54e24dffa75fee63fe94b2eeafe7b3c1c17468eb42adf464d69d743a50
 // FlashAttention-3, forward (Shah et al. 2024, algorithms 1 and 2).
 //
 // A block stays on its SM and works on one tile of queries after the other. One warpgroup, the producer,
@@ -1254,7 +1254,7 @@ v3_fwd_sm90a_bf16_d64_full_dense_2c085e61(
   Weights p;
   Accumulator o;
   RowState row;
-  int n = 0, round = 0, tile = 0, last_tile = 0;
+  int round = 0, tile = 0, last_tile = 0;
   Tiles whole = {0, 0};
   // The next tile of queries: false if there is none.
   const auto begin = [&] {
@@ -1318,6 +1318,7 @@ v3_fwd_sm90a_bf16_d64_full_dense_2c085e61(
     wait(&shared.full_v[at.slot], at.parity);
     start_values(o, p, descriptor_of(shared.v[at.slot]));
   };
+  int n = 0;
   // The weights of the first tile of keys, and those of tile n + 1 while the values of tile n are summed.
   const auto first_weights = [&] {
     start(n);

@@ -61,7 +61,7 @@
 //   689d4211  device/turn.cuh
 //   c2706fe3  device/types.cuh
 //   8715e91b  device/weights_e4m3.cuh
-//   790bd276  kernels/v3_fwd.cu
+//   90033266  kernels/v3_fwd.cu
 //   5d3e87eb  parts/constants_v3.cuh
 //   5a818b86  parts/main_arrays.cuh
 //   92b4175b  parts/main_options.cuh
@@ -106,7 +106,7 @@
 // "fwd", "scale": 0.08838834764831843, "scales": "head", "seq": 8192, "seq_kv": 8192, "softcap":
 // 0.0, "varlen": false, "window": [-1, -1]}, "schema": "fasim.plan/1", "slots": 132, "smem_bytes":
 // 166912}
-// ---- the rest of the file has sha256 c638a919298cfe5cc197a461bae2af17c1926fc6ec993089fcd801e657dc5ff6
+// ---- the rest of the file has sha256 0acff3a0a35111fa25808bc8d61e5519740caa7e4e2b7428c84bc328bc17fb27
 // FlashAttention-3, forward (Shah et al. 2024, algorithms 1 and 2).
 //
 // A block stays on its SM and works on one tile of queries after the other. One warpgroup, the producer,
@@ -1660,7 +1660,7 @@ v3_fwd_sm90a_e4m3_d128_causal_12453b3c(
   Weights p;
   Accumulator o;
   RowState row;
-  int n = 0, round = 0, tile = 0, last_tile = 0;
+  int round = 0, tile = 0, last_tile = 0;
   Tiles whole = {0, 0};
   // The next tile of queries: false if there is none.
   const auto begin = [&] {
@@ -1756,6 +1756,7 @@ v3_fwd_sm90a_e4m3_d128_causal_12453b3c(
     release(n);
     note(kSummed, n);
   };
+  int n = 0;
   const auto seen = [&] {
     const Work& work = shared.works[(round - 1) % kWorks];
     return seen_tiles(work.first_query + 64 * warpgroup, span_of(work));

@@ -67,7 +67,7 @@
 //   689d4211  device/turn.cuh
 //   c2706fe3  device/types.cuh
 //   8715e91b  device/weights_e4m3.cuh
-//   790bd276  kernels/v3_fwd.cu
+//   90033266  kernels/v3_fwd.cu
 //   5d3e87eb  parts/constants_v3.cuh
 //   5a818b86  parts/main_arrays.cuh
 //   92b4175b  parts/main_options.cuh
@@ -112,7 +112,7 @@
 // "incoherent": true, "kv_heads": 8, "out_dtype": "bf16", "pass": "fwd", "scale":
 // 0.08838834764831843, "scales": "block", "seq": 8192, "seq_kv": 8192, "softcap": 0.0, "varlen":
 // false, "window": [-1, -1]}, "schema": "fasim.plan/1", "slots": 132, "smem_bytes": 166912}
-// ---- the rest of the file has sha256 e32f5f3ea9410262472b1d53f66764007e5a8e122fe1e017a4c12b56f774d5b4
+// ---- the rest of the file has sha256 cc042b6504d2164aa5426bcfefa063073f054f3b804425db3fbe82096914abe9
 // FlashAttention-3, forward (Shah et al. 2024, algorithms 1 and 2).
 //
 // A block stays on its SM and works on one tile of queries after the other. One warpgroup, the producer,
@@ -1951,7 +1951,7 @@ v3_fwd_sm90a_e4m3_d128_causal_frombf16_incoherent_4a8d96bc(
   Accumulator o;
   float key_factor = 1.f;  // the scale of the tile at work
   RowState row;
-  int n = 0, round = 0, tile = 0, last_tile = 0;
+  int round = 0, tile = 0, last_tile = 0;
   Tiles whole = {0, 0};
   // The next tile of queries: false if there is none.
   const auto begin = [&] {
@@ -2050,6 +2050,7 @@ v3_fwd_sm90a_e4m3_d128_causal_frombf16_incoherent_4a8d96bc(
     release(n);
     note(kSummed, n);
   };
+  int n = 0;
   const auto seen = [&] {
     const Work& work = shared.works[(round - 1) % kWorks];
     return seen_tiles(work.first_query + 64 * warpgroup, span_of(work));

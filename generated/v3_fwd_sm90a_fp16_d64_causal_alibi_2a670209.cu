@@ -55,7 +55,7 @@
 //   3167b13b  device/timeline.cuh
 //   689d4211  device/turn.cuh
 //   c2706fe3  device/types.cuh
-//   790bd276  kernels/v3_fwd.cu
+//   90033266  kernels/v3_fwd.cu
 //   5d3e87eb  parts/constants_v3.cuh
 //   5a818b86  parts/main_arrays.cuh
 //   92b4175b  parts/main_options.cuh
@@ -99,7 +99,7 @@
 // "head_dim_v": 64, "heads": 16, "incoherent": false, "kv_heads": 16, "out_dtype": "fp16", "pass":
 // "fwd", "scale": 0.125, "scales": "tensor", "seq": 4096, "seq_kv": 4096, "softcap": 0.0, "varlen":
 // false, "window": [-1, -1]}, "schema": "fasim.plan/1", "slots": 132, "smem_bytes": 160768}
-// ---- the rest of the file has sha256 1a2b3b3186fdcd4a39ad2f3a1e26a50840bf57959a0efb9ac6f9a5f26fde6469
+// ---- the rest of the file has sha256 9707713f9b8c44816184e7f70f72bf0785f7e0784530d49c62fc1e679f5dd1e3
 // FlashAttention-3, forward (Shah et al. 2024, algorithms 1 and 2).
 //
 // A block stays on its SM and works on one tile of queries after the other. One warpgroup, the producer,
@@ -1361,7 +1361,7 @@ v3_fwd_sm90a_fp16_d64_causal_alibi_2a670209(
   Weights p;
   Accumulator o;
   RowState row;
-  int n = 0, round = 0, tile = 0, last_tile = 0;
+  int round = 0, tile = 0, last_tile = 0;
   Tiles whole = {0, 0};
   float slope_log2 = 0.f;  // of the head
   // The next tile of queries: false if there is none.
@@ -1429,6 +1429,7 @@ v3_fwd_sm90a_fp16_d64_causal_alibi_2a670209(
     wait(&shared.full_v[at.slot], at.parity);
     start_values(o, p, descriptor_of(shared.v[at.slot]));
   };
+  int n = 0;
   // The weights of the first tile of keys, and those of tile n + 1 while the values of tile n are summed.
   const auto first_weights = [&] {
     start(n);

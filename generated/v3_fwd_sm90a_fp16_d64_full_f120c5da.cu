@@ -52,7 +52,7 @@
 //   3167b13b  device/timeline.cuh
 //   689d4211  device/turn.cuh
 //   c2706fe3  device/types.cuh
-//   790bd276  kernels/v3_fwd.cu
+//   90033266  kernels/v3_fwd.cu
 //   5d3e87eb  parts/constants_v3.cuh
 //   5a818b86  parts/main_arrays.cuh
 //   92b4175b  parts/main_options.cuh
@@ -96,7 +96,7 @@
 // "head_dim_v": 64, "heads": 32, "incoherent": false, "kv_heads": 32, "out_dtype": "fp16", "pass":
 // "fwd", "scale": 0.125, "scales": "tensor", "seq": 1024, "seq_kv": 1024, "softcap": 0.0, "varlen":
 // false, "window": [-1, -1]}, "schema": "fasim.plan/1", "slots": 132, "smem_bytes": 173056}
-// ---- the rest of the file has sha256 7c118795bf15d7264603d320e6000685e9e5d3ef4e3147abb3e6e51b0b522335
+// ---- the rest of the file has sha256 761eb0e4cdfb727fc6503981f4dbba6c195435b470bcee958e4c44539afe3e4e
 // FlashAttention-3, forward (Shah et al. 2024, algorithms 1 and 2).
 //
 // A block stays on its SM and works on one tile of queries after the other. One warpgroup, the producer,
@@ -1325,7 +1325,7 @@ v3_fwd_sm90a_fp16_d64_full_f120c5da(
   Weights p;
   Accumulator o;
   RowState row;
-  int n = 0, round = 0, tile = 0, last_tile = 0;
+  int round = 0, tile = 0, last_tile = 0;
   Tiles whole = {0, 0};
   // The next tile of queries: false if there is none.
   const auto begin = [&] {
@@ -1389,6 +1389,7 @@ v3_fwd_sm90a_fp16_d64_full_f120c5da(
     wait(&shared.full_v[at.slot], at.parity);
     start_values(o, p, descriptor_of(shared.v[at.slot]));
   };
+  int n = 0;
   // The weights of the first tile of keys, and those of tile n + 1 while the values of tile n are summed.
   const auto first_weights = [&] {
     start(n);

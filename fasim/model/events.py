@@ -313,11 +313,11 @@ def _v3_loads(head: _Head, steps: _Steps) -> Iterator[_Gated]:
             for k in late:
                 yield from _v3_load(head, head.values, k, "pv", count - 1 - stages)
             late, count = [] if head.transposes else [key], count + 1
-        for k in () if head.streams else late:
+        if head.streams and i < len(steps) - 1:
+            continue
+        for k in late:
             yield from _v3_load(head, head.values, k, "pv", count - 1 - stages)
-        late = late if head.streams else []
-    for k in late:
-        yield from _v3_load(head, head.values, k, "pv", count - 1 - stages)
+        late = []
 
 
 def _v3_load(head: _Head, what: str, key: int, freed: str, times: int) -> Iterator[_Gated]:

@@ -21,14 +21,12 @@ from fasim.model.tiles import Ints, Reals, Tiles, ceil_div
 from fasim.model.visits import grouped_visits, packed_visits, visits
 from fasim.plan import (
     ABREAST,
-    HOPPER_SMEM,
     LAZY_DTYPES,
     WARPGROUP,
-    V3Layout,
+    crowded,
     keeps_q,
     starts_longest,
     transposes,
-    v3_smem,
 )
 from fasim.problem import Problem
 
@@ -311,12 +309,14 @@ class _Flash:
 
     def _tile_clocks(self) -> Reals:
         """V3: what a tile of queries takes besides its steps; the next one's begin meanwhile."""
-        two = v3_smem(self.problem, self.tiles, V3Layout(2, 1))
-        crowded = (two > HOPPER_SMEM) & ~keeps_q(self.problem, self.tiles)
         late = O_IN_PARTS_CLOCKS if self.problem.dtype == "e4m3" else ONE_Q_CLOCKS
         uniform = self.problem.mask == "full"
         masked = ceil_div(self._queries, self.tiles.block_kv) * (not uniform)
-        clocks = WGMMA_TILE_CLOCKS + late * crowded + MASKED_STEP_CLOCKS * masked
+        clocks = (
+            WGMMA_TILE_CLOCKS
+            + late * crowded(self.problem, self.tiles)
+            + MASKED_STEP_CLOCKS * masked
+        )
         ahead = RING_CLOCKS * ((self.tiles.stages > 2) & (self.problem.dtype != "e4m3"))
         return np.asarray((clocks - ahead) / self.tiles.blocks_per_sm)
 

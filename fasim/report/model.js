@@ -209,7 +209,10 @@ function makeModel(C, GPUS) {
   }
 
   // Whether products go on from a tile of queries to the next: streams in fasim/plan.py.
-  const streams = (p, t) => p.dtype !== "e4m3" && (v3Layout(p, t)[0] > 1 || keepsQ(p, t));
+  const streams = (p, t) => p.dtype !== "e4m3" && !crowded(p, t);
+
+  // Whether there is no room for two tiles of Q beside O in one piece: crowded in fasim/plan.py.
+  const crowded = (p, t) => !keepsQ(p, t) && v3Smem(p, t, [2, 1, 0]) > C.HOPPER_SMEM;
 
   function smemBytes(p, variant, t) {
     if (isV3(variant)) return v3Smem(p, t, v3Layout(p, t));
@@ -743,8 +746,7 @@ function makeModel(C, GPUS) {
     if (variant === "v2_split") steps = ceilDiv(v.longest, t.splits);
     else if (steps === null) steps = v.steps / Math.max(v.q_tiles, 1);
     if (isV3(variant)) {
-      const crowded = v3Smem(p, t, [2, 1, 0]) > C.HOPPER_SMEM && !keepsQ(p, t);
-      const late = crowded ? (p.dtype === "e4m3" ? C.O_IN_PARTS_CLOCKS : C.ONE_Q_CLOCKS) : 0;
+      const late = crowded(p, t) ? (p.dtype === "e4m3" ? C.O_IN_PARTS_CLOCKS : C.ONE_Q_CLOCKS) : 0;
       const masked = p.mask === "full" ? 0 : C.MASKED_STEP_CLOCKS * ceilDiv(queriesOf(p, variant, t), t.n);
       const ahead = t.stages > 2 && p.dtype !== "e4m3" ? C.RING_CLOCKS : 0;
       return steps * law(resident) + (C.WGMMA_TILE_CLOCKS + late + masked - ahead) / t.blocks;

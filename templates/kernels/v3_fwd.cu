@@ -263,7 +263,7 @@ $(parameters(kernel))) {
   float key_factor = 1.f;  // the scale of the tile at work
 //% endif
   RowState row;
-  int n = 0, round = 0, tile = 0, last_tile = 0;
+  int round = 0, tile = 0, last_tile = 0;
   Tiles whole = {0, 0};
 //% if kernel.bias == "alibi"
   float slope_log2 = 0.f;  // of the head
@@ -429,6 +429,7 @@ $(parameters(kernel))) {
     release(n);
     note(kSummed, n);
   };
+  int n = 0;
   const auto seen = [&] {
     const Work& work = shared.works[(round - 1) % kWorks];
     return seen_tiles(work.first_query + 64 * warpgroup, span_of(work));
@@ -514,6 +515,7 @@ $(parameters(kernel))) {
     wait(&shared.full_v[at.slot], at.parity);
     start_values(o, p, descriptor_of(shared.v[at.slot]));
   };
+  int n = 0;
   // The weights of the first tile of keys, and those of tile n + 1 while the values of tile n are summed.
   const auto first_weights = [&] {
     start(n);

@@ -389,9 +389,9 @@ MEMORY = (
     Bug(
         "a group of heads is one too short",
         "v2 bf16 causal",
-        "const int members = head < rest ? rest : together;",
-        "const int members = max(1, (head < rest ? rest : together) - 1);",
-        ("race", "out of bounds", "outputs_are_fully_written"),
+        "return {first_head + place % members,",
+        "return {first_head + place % max(1, members - 1),",
+        ("race", "outputs_are_fully_written"),
         GROUPS,
     ),
     Bug(

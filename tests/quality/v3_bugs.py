@@ -259,7 +259,7 @@ BARRIERS = (
     Bug("V is never released", V_RELEASE, "", "deadlock"),
     Bug("the last V is never released", V_RELEASE + LEAVES, LEAVES, "deadlock", "wide"),
     Bug(
-        "the last V comes behind the next Q",
+        "the last V of a tile of queries never comes",
         "    loader.load_v(tiles.begin, kv_head, keys);\n",
         "",
         "deadlock",
