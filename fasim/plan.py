@@ -277,6 +277,11 @@ class KernelSpec:
         return self.algo == "v3" and streams(self, self.tile)
 
     @property
+    def passes_by(self) -> bool:
+        """See the function of that name."""
+        return self.variant == "v3" and bool(passes_by(self, self.tile))
+
+    @property
     def keeps_q(self) -> bool:
         """See the function of that name."""
         return self.algo == "v3" and bool(keeps_q(self, self.tile))
@@ -1227,6 +1232,17 @@ def streams(work: KernelSpec | Problem, tile: Tile) -> bool:
     values of this one: not in e4m3, where their sums take the registers of scores, nor where the
     next Q takes the place of this one, and is awaited while O leaves."""
     return work.dtype != "e4m3" and not crowded(work, tile)
+
+
+def passes_by(work: KernelSpec | Problem, tile: Any) -> Any:
+    """Whether a consumer of V3 passes by tiles of keys of which none of its rows sees any: in e4m3
+    always. In 16 bits a causal mask has some for all consumers but the last; where the next scores
+    are under way, or rows are packed, there is no place for it, and a dense bias would be read.
+    ``tile`` may be a Tile or arrays of what it holds."""
+    if work.dtype == "e4m3":
+        return tile.warps > 0
+    has_such = work.mask == "causal" and not work.bias.startswith("dense")
+    return (tile.warps > WARPGROUP) & has_such & crowded(work, tile)
 
 
 def crowded(work: KernelSpec | Problem, tile: Any) -> Any:

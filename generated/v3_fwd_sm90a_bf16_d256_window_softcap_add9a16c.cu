@@ -37,28 +37,28 @@
 //   from 229376    1024 bytes  barriers, factors of rows, works
 //
 // templates, with the first 8 digits of their sha256
-//   9f85390f  device/chunk_address.cuh
+//   3ce08f21  device/chunk_address.cuh
 //   b09b16a3  device/fragments.cuh
 //   76c2f1b5  device/integers.cuh
-//   912dd204  device/load_v3.cuh
+//   ffda84b0  device/load_v3.cuh
 //   1cbf0c76  device/mask.cuh
 //   1a579de9  device/matmul_wgmma.cuh
 //   06eb1102  device/matrix_descriptor.cuh
 //   772adaad  device/mbarrier.cuh
-//   99766c15  device/rescore.cuh
+//   e573e32e  device/rescore.cuh
 //   56ce5a2e  device/rows.cuh
-//   6a818e15  device/schedule.cuh
+//   572b9004  device/schedule.cuh
 //   23af4307  device/score.cuh
 //   2aadce9b  device/score_rows.cuh
-//   2e46e33c  device/settled_rows.cuh
+//   5fbe6fb4  device/settled_rows.cuh
 //   3cd0f0af  device/shared_v3.cuh
-//   53f37c44  device/softmax_in_place.cuh
-//   db6d7e5a  device/store_tma.cuh
+//   f7c9f6d8  device/softmax_in_place.cuh
+//   1bcf765d  device/store_tma.cuh
 //   567f0171  device/tensor_map.cuh
-//   3167b13b  device/timeline.cuh
-//   689d4211  device/turn.cuh
+//   734305da  device/timeline.cuh
+//   39f26ecb  device/turn.cuh
 //   c2706fe3  device/types.cuh
-//   90033266  kernels/v3_fwd.cu
+//   adc5af30  kernels/v3_fwd.cu
 //   5d3e87eb  parts/constants_v3.cuh
 //   5a818b86  parts/main_arrays.cuh
 //   92b4175b  parts/main_options.cuh
@@ -84,7 +84,7 @@
 //   aaf5d506  ptx/setmaxnreg_inc.cuh
 //   9f71dff2  ptx/smem_address.cuh
 //   8df270ba  ptx/stmatrix_x4.cuh
-//   efa241b0  ptx/thread_index.cuh
+//   72449329  ptx/thread_index.cuh
 //   dd0cf2ad  ptx/wgmma.cuh
 //   348da6bd  ptx/wgmma_commit_group.cuh
 //   a6ad2961  ptx/wgmma_fence.cuh
@@ -102,7 +102,7 @@
 // "fwd", "scale": 0.0625, "scales": "tensor", "seq": 8192, "seq_kv": 8192, "softcap": 50.0,
 // "varlen": false, "window": [4095, 0]}, "schema": "fasim.plan/1", "slots": 132, "smem_bytes":
 // 230400}
-// ---- the rest of the file has sha256 644a6f7a9b8c2f1d1147d61fabfdcd8b97df5c34616cdbb9a364701f2d2eb199
+// ---- the rest of the file has sha256 43dda57f6a4a63e15787f0db4e305f083160bf0f2bd04a29ad41de973a008922
 // FlashAttention-3, forward (Shah et al. 2024, algorithms 1 and 2).
 //
 // A block stays on its SM and works on one tile of queries after the other. One warpgroup, the producer,
@@ -199,8 +199,8 @@ namespace ptx {
 
 // threadIdx.x, read anew: nothing computed from it is kept in registers from one use to the next.
 // PTX ISA: special registers, %tid.
-__device__ __forceinline__ int thread_index() {
-  int index;
+__device__ __forceinline__ u32 thread_index() {
+  u32 index;
   asm volatile("mov.u32 %0, %%tid.x;" : "=r"(index));
   return index;
 }
@@ -663,8 +663,15 @@ struct Turn {
 };
 
 template <int kSlots>
-__device__ __forceinline__ Turn turn(int n) {
-  return {n % kSlots, u32(n / kSlots % 2)};
+__device__ __forceinline__ Turn turn(u32 n) {
+  return {int(n % kSlots), n / kSlots % 2};
+}
+
+// Waits until it is there.
+template <int kSlots>
+__device__ __forceinline__ void wait_for(u64 (&full)[kSlots], u32 n) {
+  const Turn at = turn<kSlots>(n);
+  wait(&full[at.slot], at.parity);
 }
 
 // ---- Timeline -----------------------------------------------------------------------------------
@@ -696,7 +703,7 @@ __device__ u64 fasim_timeline[kConsumers + 1][kNotedSteps][kActs];
 
 __device__ __forceinline__ void note(Act act, int step) {
 #ifdef FASIM_TIMELINE
-  const int thread = ptx::thread_index();  // asked again, lest addresses be kept all along
+  const u32 thread = ptx::thread_index();  // asked again, lest addresses be kept all along
   if (blockIdx.x != 0 || thread % 128 != 0 || step >= kNotedSteps) return;
   fasim_timeline[thread / 128][step][act] = ptx::clock64();
 #endif
@@ -910,7 +917,7 @@ struct Loader {  // its thread's view of the rings of K and V
   Shared& shared;
   const TensorMap* k_map;
   const TensorMap* v_map;
-  int count_k = 0, count_v = 0;
+  u32 count_k = 0, count_v = 0;
   __device__ __forceinline__ void load_k(int tile, int head, const Place& keys) {
     const Turn at = turn<kKeyStages>(count_k++);
     wait(&shared.empty_k[at.slot], at.parity ^ 1);  // passes at once the first time round
@@ -1003,8 +1010,8 @@ __device__ __forceinline__ int tile_row(int i) {
 
 // Where 8 columns of a row lie in a tile.
 template <int kRows, int kTileSlabs>
-__device__ __forceinline__ u32 chunk_address(const SlabTile<kRows, kTileSlabs>& tile, int row,
-                                             int chunk) {
+__device__ __forceinline__ u32 chunk_address(const SlabTile<kRows, kTileSlabs>& tile, u32 row,
+                                             u32 chunk) {
   const u32 slab = ptx::smem_address(&tile) + chunk / 8 * sizeof(tile.slab[0]);
   return slab + row * 128 + (chunk % 8 ^ row % 8) * 16;
 }
@@ -1043,7 +1050,7 @@ __device__ __forceinline__ HeadRows key_rows(const Element* k, const Strides& st
 // whole steps of 8 columns: TMA takes no others.
 __device__ __forceinline__ void few_scores(FewScores& s, const HeadRows& queries, int query,
                                            const HeadRows& keys, int key) {
-  const int thread = ptx::thread_index(), lane = thread % 32;  // asked again, lest it be kept
+  const u32 thread = ptx::thread_index(), lane = thread % 32;  // asked again, lest it be kept
   const int row = query + thread / 32 * kWarpRows + lane / 4;
   const u32* const upper = queries.pairs_of(row, lane % 4);
   const u32* const lower = queries.pairs_of(row + 8, lane % 4);
@@ -1130,6 +1137,16 @@ __device__ __forceinline__ bool is_settled(float max, float scale_log2) {
   return fabsf(max) * scale_log2 < kHugeExponent;
 }
 
+// The largest of `max` and a thread's scores of one row: two by two, as each has to wait for another.
+__device__ __forceinline__ float highest_of(const Scores& s, int half, float max) {
+  float highest[2] = {max, max};
+#pragma unroll
+  for (int n = 0; n < kBlockKV / 4; ++n) {
+    highest[n % 2] = fmaxf(highest[n % 2], s[0][n / 2][2 * half + n % 2]);
+  }
+  return fmaxf(highest[0], highest[1]);
+}
+
 // All rows of the warp.
 __device__ __forceinline__ bool all_settled(const RowState& row, float scale_log2) {
   const bool both = is_settled(row.max[0], scale_log2) && is_settled(row.max[1], scale_log2);
@@ -1173,7 +1190,7 @@ __device__ __forceinline__ void follow(RowState& row, Accumulator& o, const Late
   row.settled = all_settled(row, scale_log2);
   if (late.fresh) return;
   __syncwarp();  // one lane of a quad wrote its factors
-  const int thread = ptx::thread_index();  // asked again, lest the address be kept all along
+  const u32 thread = ptx::thread_index();  // asked again, lest the address be kept all along
   const float* mine = late.factors + thread / 32 * kWarpRows + thread % 32 / 4;
   const float factor[2] = {mine[0], mine[8]};
   __syncwarp();  // ... and is to write there again
@@ -1181,26 +1198,24 @@ __device__ __forceinline__ void follow(RowState& row, Accumulator& o, const Late
   for (int i = 0; i < kDV / 2; ++i) o[0][i / 4][i % 4] *= factor[i / 2 % 2];
 }
 
-// Gives the rows that have none a reference, the maximum, and takes it from their scores: `shift`, what
-// the exponent is still to be lowered by, becomes 0 there.
+// Gives the rows that have none a reference, the maximum. From the scores of those that a multiply-add
+// may not take it away from it is taken at once.
 __device__ __forceinline__ void settle(Scores& s, RowState& row, const Late& late,
-                                       float (&shift)[2], float scale_log2) {
+                                       float scale_log2) {
   float max[2];
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    float highest = row.max[half];
+    const float highest = quad_max(highest_of(s, half, row.max[half]));
+    max[half] = is_settled(row.max[half], scale_log2) ? row.max[half] : highest;
+  }
+  move_to(row, late, max, scale_log2, false);
 #pragma unroll
-    for (int n = 0; n < kBlockKV / 4; ++n) highest = fmaxf(highest, s[0][n / 2][2 * half + n % 2]);
-    highest = quad_max(highest);
-    max[half] = row.max[half];
-    if (is_settled(max[half], scale_log2)) continue;
-    max[half] = highest;
-    const float reference = reference_of(max[half]);
-    shift[half] = 0.f;
+  for (int half = 0; half < 2; ++half) {
+    if (is_settled(row.max[half], scale_log2)) continue;
+    const float reference = reference_of(row.max[half]);
 #pragma unroll
     for (int n = 0; n < kBlockKV / 4; ++n) s[0][n / 2][2 * half + n % 2] -= reference;
   }
-  move_to(row, late, max, scale_log2, false);
 }
 
 // Scores become weights, exp2(s scale - shift).
@@ -1263,8 +1278,12 @@ __device__ __forceinline__ void lower(Scores& s, RowState& row, const Late& late
 template <typename Rescored>
 __device__ __forceinline__ void weigh(Scores& s, RowState& row, const Late& late, float scale_log2,
                                       const Rescored& rescored) {
-  float sum[2], shift[2] = {row.max[0] * scale_log2, row.max[1] * scale_log2};
-  if (!row.settled) settle(s, row, late, shift, scale_log2);
+  if (!row.settled) settle(s, row, late, scale_log2);
+  float sum[2], shift[2];
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    shift[half] = is_settled(row.max[half], scale_log2) ? row.max[half] * scale_log2 : 0.f;
+  }
   exponentials(s, shift, scale_log2);
   add_up(sum, s);
   if (__any_sync(~0u, fmaxf(sum[0], sum[1]) > kLargestSum)) {
@@ -1300,8 +1319,8 @@ __device__ __forceinline__ void end_rows(const RowState& row, float* inverse, fl
 __device__ __forceinline__ void store_output(Shared& shared, const Accumulator& o,
                                              const TensorMap* o_map, const Work& work,
                                              const Place& queries, int seq_q) {
-  const int thread = ptx::thread_index();  // asked again, lest addresses be kept all along
-  const int consumer = thread / 128, lane = thread % 32, row = thread % 128 / 32 * 16 + lane % 16;
+  const u32 thread = ptx::thread_index();  // asked again, lest addresses be kept all along
+  const u32 consumer = thread / 128, lane = thread % 32, row = thread % 128 / 32 * 16 + lane % 16;
   const int first_row = thread / 32 * kWarpRows + lane / 4;
   const float inverse[2] = {shared.factors[first_row], shared.factors[first_row + 8]};
   SlabTile<64, kPartSlabs>& tile = shared.o[consumer];
@@ -1340,7 +1359,8 @@ __device__ __forceinline__ void store_output(Shared& shared, const Accumulator& 
 
 // A consumer has started its products: the next one may. One alone takes no turns.
 __device__ __forceinline__ void pass_turn(int consumer) {
-  if (kConsumers > 1) ptx::bar_arrive(kTurnBarrier + (consumer + 1) % kConsumers, 256);
+  const int next = threadIdx.x / 128 + 1 < kConsumers ? threadIdx.x / 128 + 1 : 0;
+  if (kConsumers > 1) ptx::bar_arrive(kTurnBarrier + next, 256);
 }
 
 __device__ __forceinline__ void await_turn(int consumer) {
@@ -1390,7 +1410,8 @@ v3_fwd_sm90a_bf16_d256_window_softcap_add9a16c(
   Weights p;
   Accumulator o;
   RowState row;
-  int round = 0, tile = 0, last_tile = 0;
+  u32 round = 0;
+  int tile = 0, last_tile = 0;
   Tiles whole = {0, 0};
   // The next tile of queries: false if there is none.
   const auto begin = [&] {
@@ -1414,11 +1435,8 @@ v3_fwd_sm90a_bf16_d256_window_softcap_add9a16c(
     const Work& work = shared.works[(round - 1) % kWorks];
     store_output(shared, o, &o_map, work, queries_of(work), span_of(work).seq_q);
   };
-  const auto await_keys = [&](int n) {
-    const Turn at = turn<kKeyStages>(n);
-    wait(&shared.full_k[at.slot], at.parity);
-  };
-  const auto start = [&](int n) {  // the scores of the n-th tile of keys
+  const auto await_keys = [&](u32 n) { wait_for(shared.full_k, n); };
+  const auto start = [&](u32 n) {  // the scores of the n-th tile of keys
     note(kAsked, n);
     await_keys(n);
     await_turn(warpgroup);
@@ -1437,7 +1455,8 @@ v3_fwd_sm90a_bf16_d256_window_softcap_add9a16c(
     if (is_among(tile, whole)) return;
     mask_scores(s, warp_query, key, span);
   };
-  const auto weigh_scores = [&](int n, const Late& late) {
+  const auto await_values = [&](u32 n) { wait_for(shared.full_v, n); };
+  const auto weigh_scores = [&](u32 n, const Late& late) {
     note(kScored, n);
     if (leads) {
       ptx::mbarrier_arrive(&shared.empty_k[n % kKeyStages]);
@@ -1453,12 +1472,11 @@ v3_fwd_sm90a_bf16_d256_window_softcap_add9a16c(
     });
     note(kWeighed, n);
   };
-  const auto start_values_of = [&](int n) {
-    const Turn at = turn<kStages>(n);
-    wait(&shared.full_v[at.slot], at.parity);
-    start_values(o, p, descriptor_of(shared.v[at.slot]));
+  const auto start_values_of = [&](u32 n) {
+    await_values(n);
+    start_values(o, p, descriptor_of(shared.v[n % kStages]));
   };
-  int n = 0;
+  u32 n = 0;
   // The weights of the first tile of keys, and those of tile n + 1 while the values of tile n are summed.
   const auto first_weights = [&] {
     start(n);

@@ -229,7 +229,7 @@ __forceinline__ unsigned atom_add_u32(unsigned* global, unsigned x, FASIM_LINE) 
 __forceinline__ unsigned ld_acquire_u32(const unsigned* global, FASIM_LINE) {
   return emulator::ld_acquire(global, line);
 }
-__forceinline__ int thread_index() { return emulator::thread_index().x; }
+__forceinline__ unsigned thread_index() { return emulator::thread_index().x; }
 __forceinline__ unsigned long long clock64() { return emulator::clock64(); }
 __forceinline__ void red_release_add_u32(unsigned* global, unsigned x, FASIM_LINE) {
   emulator::red_release_add(global, x, line);

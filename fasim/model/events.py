@@ -26,6 +26,7 @@ from fasim.plan import (
     Tile,
     keeps_q,
     lays_out,
+    passes_by,
     streams,
     tiles_stay,
     transposed_shape,
@@ -83,6 +84,7 @@ class _Head:
         if variant in V3:
             self.layout, self.keeps_q = v3_layout(problem, tile), bool(keeps_q(problem, tile))
             self.streams = streams(problem, tile)
+        self.passes_by = variant == "v3" and bool(passes_by(problem, tile))
         self.rows = problem.seq * self.group
         self.queries = range(0, self.rows, tile.block_q)
 
@@ -99,6 +101,15 @@ class _Head:
         """First keys of the tiles that a tile of queries visits, ascending."""
         seen, n = self.seen(query, self.tile.block_q), self.tile.block_kv
         return list(range(seen.start // n * n, seen.stop, n)) if seen else []
+
+    def at_work(self, query: int, key: int) -> list[int]:
+        """The consumers that do not pass a tile of keys by: those of which a row sees some of them,
+        and in 16 bits with the last one all."""
+        consumers = range(self.tile.warps // WARPGROUP)
+        last = not self.transposes and key <= min(self.steps(query), default=key)
+        if not self.passes_by or key < 0 or last:
+            return list(consumers)
+        return [i for i in consumers if self.meets(query + WARPGROUP_ROWS * i, key)]
 
     def meets(self, first: int, key: int) -> bool:
         """Whether a row of a warpgroup, from ``first`` on, sees one of a tile of keys."""
@@ -386,15 +397,11 @@ def _v3_output(head: _Head, step: _Step, *names: str) -> Iterator[_Done]:
 def _each(
     head: _Head, kind: str, what: str, query: int, key: int = -1, finished: tuple[str, ...] = ()
 ) -> Iterator[_Done]:
-    """The same of every consumer, for its own rows; the last of them finishes it. In e4m3 one of
-    which no row sees a tile of keys passes it by."""
-    consumers = list(range(head.tile.warps // WARPGROUP))
-    if head.transposes and key >= 0:
-        consumers = [i for i in consumers if head.meets(query + WARPGROUP_ROWS * i, key)]
+    """The same of every consumer at work, for its own rows; the last of them finishes it."""
     whole = {"store": lambda: head.bytes(what, query, key), "load": lambda: head.bias(query, key)}
     size = whole[kind]() if kind in whole else 0
     rows = min(head.tile.block_q, head.rows - query)
-    for i in consumers:
+    for i in head.at_work(query, key):
         own = min(max(rows - WARPGROUP_ROWS * i, 0), WARPGROUP_ROWS)
         event = Event(f"consumer {i}", kind, what, query, key, size * own // rows)
         yield event, ()

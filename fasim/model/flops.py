@@ -6,7 +6,7 @@ backward four that are needed (dV, dP, dQ, dK), and a fifth where S is computed 
 
 from __future__ import annotations
 
-from fasim.model.tiles import Ints, Tiles, padded
+from fasim.model.tiles import Ints, Tiles, ceil_div, padded
 from fasim.model.visits import grouped_visits, packed_visits, visible_pairs, visits
 from fasim.plan import transposed_rows, transposes
 from fasim.problem import Problem
@@ -48,11 +48,18 @@ def executed(problem: Problem, algo: str, pass_: str, tiles: Tiles) -> Ints:
         return heads // problem.group * per_pair * steps * tiles.block_q * tiles.block_kv
     if algo == "v2_second_pass":
         return heads * _two_passes(problem, tiles)
-    rows = tiles.rows_apart(algo, problem.dtype) if pass_ == "fwd" else tiles.block_q
+    rows = tiles.rows_apart(algo, problem) if pass_ == "fwd" else tiles.block_q
     seen = visits(problem, rows, tiles.step_kv)
     shows = (algo, pass_, problem.dtype == "e4m3") == ("v3", "fwd", False)
-    steps = seen.steps + seen.blind * shows
+    steps = seen.steps + (seen.blind + _without_rows(problem, tiles, rows)) * shows
     return heads * per_pair * steps * rows * tiles.step_kv
+
+
+def _without_rows(problem: Problem, tiles: Tiles, rows: Ints) -> Ints:
+    """Groups of so many rows in tiles of queries, beyond the last query."""
+    groups: Ints = ceil_div(problem.seq, tiles.block_q) * (tiles.block_q // rows)
+    held: Ints = ceil_div(problem.seq, rows)
+    return groups - held
 
 
 def _two_passes(problem: Problem, tiles: Tiles) -> Ints:

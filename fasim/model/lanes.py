@@ -46,10 +46,11 @@ def _groups(stream: Iterable[Event], steps: int) -> Iterator[list[Event]]:
     """The stream cut where a step begins, each part ordered consumer by consumer; loads last, as
     they take the places that the consumers leave."""
     group: list[Event] = []
+    at: tuple[int, int] | None = None
     for event in stream:
-        if event.what == "s" and event.role == "consumer 0":
+        if event.what == "s" and (event.query, event.key) != at:
             yield sorted(group, key=lambda e: e.role)
-            group, steps = [], steps - 1
+            group, steps, at = [], steps - 1, (event.query, event.key)
         if steps < 0:
             return
         group.append(event)
@@ -73,9 +74,11 @@ class _Block:
         self.tensor = self.mufu = self.l2 = self.turn = self.loader = 0.0
         self.free: dict[str, float] = defaultdict(float)  # by role
         self.ready: dict[tuple[str, str], float] = {}  # its products, by role and tensor
+        self.summed: dict[str, int] = {}  # the last step whose values it has begun to sum, by role
         self.left: dict[str, float] = {}  # when a slot was given back last, by tensor
         self.arrived: dict[tuple[str, int], float] = {}  # tiles of K and V by number, Q by query
-        self.done: Counter[tuple[str, str]] = Counter()  # how often a role did what
+        self.loaded: Counter[str] = Counter()  # how often what was
+        self.numbers: dict[tuple[int, int], int] = {}  # of steps, by query and key
         self.spans: list[Span] = []
 
     def play(self, group: Iterable[Event]) -> None:
@@ -83,27 +86,30 @@ class _Block:
             if event.role == "producer" and event.what in self.slots:
                 self._load(event)
             elif event.what == "s":
-                self._score(event.role, event.query)
+                self._score(event.role, event.query, self._number(event))
             elif event.what == "pv":
-                self._sum(event.role)
+                self._sum(event.role, self._number(event))
             elif event.what == "p":
-                self._weigh(event.role)
+                self._weigh(event.role, self._number(event))
             elif event.what == "o":
                 self._store(event.role)
 
+    def _number(self, event: Event) -> int:
+        """Of a step, in which not every consumer need be at work."""
+        return self.numbers.setdefault((event.query, event.key), len(self.numbers))
+
     def _load(self, event: Event) -> None:
-        what, number = event.what, self.done[event.role, event.what]
+        what, number = event.what, self.loaded[event.what]
         if number >= self.slots[what]:
             self.loader = max(self.loader, self.left[what])
         self.l2 = max(self.l2, self.loader) + event.bytes / self.speed.l2_bytes
         which = event.query if what == "q" else number
         self.arrived[what, which] = self.l2 + self.speed.l2_latency
-        before = self.done[event.role, "k"] if what == "q" else number
+        before = self.loaded["k"] if what == "q" else number
         self.spans.append(Span(event.role, f"load {what}", before, self.loader, self.loader))
-        self.done[event.role, what] += 1
+        self.loaded[what] += 1
 
-    def _score(self, role: str, query: int) -> None:
-        n = self.done[role, "s"]
+    def _score(self, role: str, query: int, n: int) -> None:
         there = max(self.arrived["k", n], self.arrived["q", query])
         self._until(role, "wait", n, max(there, self.turn))
         self.turn = self.free[role]
@@ -111,27 +117,24 @@ class _Block:
         self.ready[role, "s"] = self.tensor
         if not self.stay:
             self.left["k"] = self.left["q"] = self.tensor
-        self.done[role, "s"] += 1
 
-    def _sum(self, role: str) -> None:
-        there = self.arrived["v", self.done[role, "pv"]]
+    def _sum(self, role: str, n: int) -> None:
+        there = self.arrived["v", n]
+        self.summed[role] = n
         self.tensor = max(self.tensor, there, self.free[role]) + self.values
         self.ready[role, "pv"] = self.left["v"] = self.tensor
-        self.done[role, "pv"] += 1
 
-    def _weigh(self, role: str) -> None:
-        n = self.done[role, "p"]
+    def _weigh(self, role: str, n: int) -> None:
         self._until(role, "scores", n, self.ready[role, "s"])
         self.mufu = max(self.mufu, self.free[role]) + self.softmax
         self._until(role, "softmax", n, self.mufu)
         if self.stay:
             self.left["k"] = self.left["q"] = self.mufu
-        self.done[role, "p"] += 1
-        if n > 0:
-            self._until(role, "values", n - 1, self.ready[role, "pv"])
+        if role in self.summed:
+            self._until(role, "values", self.summed[role], self.ready[role, "pv"])
 
     def _store(self, role: str) -> None:
-        n = self.done[role, "pv"] - 1
+        n = self.summed[role]
         self._until(role, "values", n, self.ready[role, "pv"])
         self._until(role, "output", n, self.free[role] + WGMMA_TILE_CLOCKS)
 

@@ -9,7 +9,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fasim.plan import FOUR, QUERY_STEP, WARP, WARPGROUP_ROWS, Tile, matrix_granule
+from fasim.plan import (
+    FOUR,
+    QUERY_STEP,
+    WARP,
+    WARPGROUP_ROWS,
+    Tile,
+    matrix_granule,
+    passes_by,
+)
+from fasim.problem import Problem
 
 MMA_ROWS = 16  # of a matrix instruction
 Ints = npt.NDArray[np.int64]
@@ -109,12 +118,13 @@ class Tiles:
         part = self.query_step * MMA_ROWS // np.maximum(self.bwd_keys, 1)
         return np.where(self.frees, MMA_ROWS, np.maximum(part, 1))
 
-    def rows_apart(self, algo: str, dtype: str) -> Ints:
+    def rows_apart(self, algo: str, problem: Problem) -> Ints:
         """Rows that skip forward what none of them sees: a warp's of V2 in 16 bits, a warpgroup's
-        of V3 in e4m3, else a tile."""
-        if (algo, dtype) == ("v3", "e4m3"):
-            return 0 * self.block_q + WARPGROUP_ROWS
-        return self.rows_per_warp if (algo, dtype != "fp32") == ("v2", True) else self.block_q
+        of V3 that passes tiles by, else a tile."""
+        if algo == "v3":
+            return np.where(passes_by(problem, self), WARPGROUP_ROWS, self.block_q)
+        by_warp = (algo, problem.dtype != "fp32") == ("v2", True)
+        return self.rows_per_warp if by_warp else self.block_q
 
     @property
     def rows_per_warp(self) -> Ints:

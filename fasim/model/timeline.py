@@ -70,7 +70,7 @@ MMA_BLOCK_CLOCKS = {"fwd": 5000.0, "bwd": 6000.0}
 WGMMA_SHOWN_CLOCKS, WGMMA_WAITS = 700.0, 0.4
 KEPT_SHOWN_CLOCKS = 560.0  # where registers keep Q: 3 % less of a step at head_dim 128
 WGMMA_TILE_CLOCKS, ONE_Q_CLOCKS, O_IN_PARTS_CLOCKS = 2200.0, 2200.0, 3500.0
-MASKED_STEP_CLOCKS = 1000.0
+MASKED_STEP_CLOCKS, E4M3_MASKED_CLOCKS = 1000.0, 500.0
 RING_CLOCKS = 600.0  # of them that a third stage spares, as the next tile's keys come earlier
 WGMMA_SHOWS, WGMMA_SYNC_CLOCKS = 0.2, 60.0  # backward: share of the shorter, a step's barriers
 WGMMA_BLOCK_CLOCKS = 2000.0  # backward
@@ -309,15 +309,17 @@ class _Flash:
 
     def _tile_clocks(self) -> Reals:
         """V3: what a tile of queries takes besides its steps; the next one's begin meanwhile."""
-        late = O_IN_PARTS_CLOCKS if self.problem.dtype == "e4m3" else ONE_Q_CLOCKS
+        e4m3 = self.problem.dtype == "e4m3"
+        late = O_IN_PARTS_CLOCKS if e4m3 else ONE_Q_CLOCKS
         uniform = self.problem.mask == "full"
         masked = ceil_div(self._queries, self.tiles.block_kv) * (not uniform)
         clocks = (
             WGMMA_TILE_CLOCKS
             + late * crowded(self.problem, self.tiles)
-            + MASKED_STEP_CLOCKS * masked
+            + (E4M3_MASKED_CLOCKS if e4m3 else MASKED_STEP_CLOCKS) * masked
         )
-        ahead = RING_CLOCKS * ((self.tiles.stages > 2) & (self.problem.dtype != "e4m3"))
+        drift = (self.tiles.warps > 2 * WARPGROUP) | (not e4m3)  # two in e4m3 stay together
+        ahead = RING_CLOCKS * ((self.tiles.stages > 2) & drift)
         return np.asarray((clocks - ahead) / self.tiles.blocks_per_sm)
 
     @property

@@ -129,7 +129,7 @@ def _option_reads(problem: Problem, algo: str, tiles: Tiles) -> dict[str, Any]:
     if p.bias == "alibi":
         reads["slopes"] = 4 * threads
     if p.dense:
-        rows = tiles.rows_apart(algo, p.dtype)
+        rows = tiles.rows_apart(algo, p)
         reads["bias"] = heads * visits(problem, rows, tiles.step_kv).pairs * p.bias_bytes
     if p.varlen:
         readers = heads * seen.q_tiles if algo == "v3" else threads

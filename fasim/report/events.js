@@ -5,7 +5,7 @@
 "use strict";
 
 function makeEvents(model) {
-  const { C, isV3, packs, seen, keepsQ, tilesStay, streams, v3Layout, transposers, transposes, transposedShape, valueColumns } = model;
+  const { C, isV3, packs, seen, keepsQ, tilesStay, streams, passesBy, v3Layout, transposers, transposes, transposedShape, valueColumns } = model;
   const TRANSPOSER = "transposer";  // of V3 in e4m3: the kernel before the main one
   const sum = (xs) => xs.reduce((a, b) => a + b, 0);
   const range = (start, stop, step) => Array.from({ length: Math.max(0, Math.ceil((stop - start) / step)) }, (_, i) => start + i * step);
@@ -39,7 +39,8 @@ function makeEvents(model) {
     };
     // What the main kernel takes for V, and whether that waits for the next scores.
     const values = before ? "vt" : "v", behind = isV3(variant) && !before, goesOn = behind && streams(p, t);
-    return { entry, p, t, variant, r, rows, clocks, seenBy, steps, bytes, transposed, values, behind, goesOn, queries: range(0, rows, t.m), splits: entry.splits || 1, background: gpu.cp_async };
+    const passes = variant === "v3" && passesBy(p, t);
+    return { entry, p, t, variant, r, rows, clocks, seenBy, steps, bytes, transposed, values, behind, goesOn, passesBy: passes, queries: range(0, rows, t.m), splits: entry.splits || 1, background: gpu.cp_async };
   }
 
   // Bytes of a dense bias that a step reads: rows that skip a tile of keys together read none of it.
@@ -314,14 +315,14 @@ function makeEvents(model) {
     const product = (what, at, after) => make.event(role, role, "product", what, at.query, at.key, 0, h.clocks[what], after, "tensor");
     const values = () => product("pv", before, { v: before.v.end, p: before.weights[i].end });
     const store = (what) => { if (ends) storeRows(h, make, role, i, what, before.query); };
-    const works = (at) => at && (h.behind || meets(h, at.query + C.WARPGROUP_ROWS * i, at.key));
+    const works = (at) => at && (!h.passesBy || (h.behind && at.last) || meets(h, at.query + C.WARPGROUP_ROWS * i, at.key));
     const first = !h.behind && works(before) && values();
     if (first) until(first);
     if (before && !h.behind) ["lse", "o"].forEach(store);
     const s = works(now) && product("s", now, { q: now.q.end, k: now.k.end });
     if (s) until(s);
     if (s && h.p.dense) until(make.move(role, role, "load", "bias", now.query, now.key, own(h, biasBytes(h, now.query, now.key), now.query, i)));
-    const pv = h.behind ? before && values() : first;
+    const pv = h.behind ? works(before) && values() : first;
     if (before && h.behind) store("lse");
     const p = s && make.event(role, role, "softmax", "p", now.query, now.key, 0, h.clocks.p, { s: s.end }, "mufu");
     if (pv) pv.behind = Boolean(now && h.behind);  // of the weights of the next scores
@@ -330,7 +331,7 @@ function makeEvents(model) {
     return { s, p, pv };
   }
 
-  // Whether a row of a warpgroup, from the first on, sees one of a tile of keys: in e4m3 it passes by others.
+  // Whether a row of a warpgroup, from the first on, sees one of a tile of keys.
   function meets(h, first, key) {
     const [start, stop] = first < h.rows ? seen(h.p, first, C.WARPGROUP_ROWS, 1) : [0, 0];
     return stop > start && key < stop && start < key + h.t.n;

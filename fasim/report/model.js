@@ -211,6 +211,12 @@ function makeModel(C, GPUS) {
   // Whether products go on from a tile of queries to the next: streams in fasim/plan.py.
   const streams = (p, t) => p.dtype !== "e4m3" && !crowded(p, t);
 
+  // Whether consumers pass by tiles of keys that none of their rows sees: passes_by in fasim/plan.py.
+  function passesBy(p, t) {
+    if (p.dtype === "e4m3") return true;
+    return t.warps > C.WARPGROUP && p.mask === "causal" && !p.dense && crowded(p, t);
+  }
+
   // Whether there is no room for two tiles of Q beside O in one piece: crowded in fasim/plan.py.
   const crowded = (p, t) => !keepsQ(p, t) && v3Smem(p, t, [2, 1, 0]) > C.HOPPER_SMEM;
 
@@ -511,7 +517,7 @@ function makeModel(C, GPUS) {
 
   const total = (moved) => sum(Object.values(moved));
   function rowsApart(p, variant, t) {
-    if (transposes(variant, p)) return C.WARPGROUP_ROWS;
+    if (variant === "v3") return passesBy(p, t) ? C.WARPGROUP_ROWS : t.m;
     return variant === "v2" && p.dtype !== "fp32" ? rowsPerWarp(t) : t.m;
   }
 
@@ -614,7 +620,13 @@ function makeModel(C, GPUS) {
     if (variant === "standard") return heads * p.seq * p.seq_kv * 2 * (p.head_dim + p.head_dim_v);
     if (variant === "v2_split") return p.batch * p.kv_heads * perPair * packedVisits(p, t.m, t.n).steps * t.m * t.n;
     const rows = rowsApart(p, variant, t), v = visits(p, variant === "v3_packed" ? queriesOf(p, variant, t) : rows, t.step);
-    return headsOf(p, variant) * perPair * (v.steps + (isV3(variant) && p.dtype !== "e4m3" ? v.blind : 0)) * rows * t.step;
+    const blind = isV3(variant) && p.dtype !== "e4m3" ? v.blind + withoutRows(p, t, rows) : 0;
+    return headsOf(p, variant) * perPair * (v.steps + blind) * rows * t.step;
+  }
+
+  // Groups of so many rows in tiles of queries, beyond the last query.
+  function withoutRows(p, t, rows) {
+    return ceilDiv(p.seq, t.m) * Math.floor(t.m / rows) - ceilDiv(p.seq, rows);
   }
 
   // ---- time ----
@@ -747,8 +759,9 @@ function makeModel(C, GPUS) {
     else if (steps === null) steps = v.steps / Math.max(v.q_tiles, 1);
     if (isV3(variant)) {
       const late = crowded(p, t) ? (p.dtype === "e4m3" ? C.O_IN_PARTS_CLOCKS : C.ONE_Q_CLOCKS) : 0;
-      const masked = p.mask === "full" ? 0 : C.MASKED_STEP_CLOCKS * ceilDiv(queriesOf(p, variant, t), t.n);
-      const ahead = t.stages > 2 && p.dtype !== "e4m3" ? C.RING_CLOCKS : 0;
+      const e4m3 = p.dtype === "e4m3", shows = e4m3 ? C.E4M3_MASKED_CLOCKS : C.MASKED_STEP_CLOCKS;
+      const masked = p.mask === "full" ? 0 : shows * ceilDiv(queriesOf(p, variant, t), t.n);
+      const drift = t.warps > 2 * C.WARPGROUP || !e4m3, ahead = t.stages > 2 && drift ? C.RING_CLOCKS : 0;
       return steps * law(resident) + (C.WGMMA_TILE_CLOCKS + late + masked - ahead) / t.blocks;
     }
     const ends = (C.MMA_BLOCK_CLOCKS.fwd + s.serial / 2) / independent(f, resident);
@@ -898,7 +911,7 @@ function makeModel(C, GPUS) {
     return { ...entry, useful: useful(p), hbm: need, fits: hbm(p, entry.variant).total <= budget(gpu, reserve), max_seq: maxSeq(p, entry.variant, gpu, reserve) };
   }
 
-  return { C, GPUS, isV3, packs, problemOf, changed, seen, visits, plan, evaluate, step, keepsQ, tilesStay, streams, v3Layout, transposers, transposes, transposedShape, valueColumns, tensors, hbm, budget, ceilDiv };
+  return { C, GPUS, isV3, packs, problemOf, changed, seen, visits, plan, evaluate, step, keepsQ, tilesStay, streams, passesBy, v3Layout, transposers, transposes, transposedShape, valueColumns, tensors, hbm, budget, ceilDiv };
 }
 
 if (typeof module !== "undefined") module.exports = { makeModel };

@@ -81,7 +81,7 @@ struct Loader {  // its thread's view of the rings of K and V
 //% if kernel.scales == "block" and not kernel.varlen
   int tiles;
 //% endif
-  int count_k = 0, count_v = 0;
+  u32 count_k = 0, count_v = 0;
 //% if kernel.varlen and kernel.scaled
 
   // The number of a tile of keys among all packed ones; beyond a sequence's last there is none, and what

@@ -76,7 +76,7 @@ __device__ __forceinline__ HeadRows key_rows(const Element* k, const Strides& st
 // whole steps of 8 columns: TMA takes no others.
 __device__ __forceinline__ void few_scores(FewScores& s, const HeadRows& queries, int query,
                                            const HeadRows& keys, int key) {
-  const int thread = ptx::thread_index(), lane = thread % 32;  // asked again, lest it be kept
+  const u32 thread = ptx::thread_index(), lane = thread % 32;  // asked again, lest it be kept
   const int row = query + thread / 32 * kWarpRows + lane / 4;
   const u32* const upper = queries.pairs_of(row, lane % 4);
   const u32* const lower = queries.pairs_of(row + 8, lane % 4);

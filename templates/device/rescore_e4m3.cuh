@@ -5,7 +5,7 @@ using FewScores = float[1][4][4];
 
 __device__ __forceinline__ void few_scores(FewScores& s, const SlabTile<64, kSlabs>& q,
                                            const SlabTile<kBlockKV, kSlabs>& k, int first) {
-  const int thread = ptx::thread_index(), lane = thread % 32, warp = thread / 32 % 4;
+  const u32 thread = ptx::thread_index(), lane = thread % 32, warp = thread / 32 % 4;
   zero(s);
 #pragma unroll 1
   for (int step = 0; step < kD / 32; ++step) {
@@ -23,7 +23,7 @@ __device__ __forceinline__ void few_scores(FewScores& s, const SlabTile<64, kSla
 template <int kTiles>
 __device__ __forceinline__ void few_values(float (&t)[1][kTiles][4], const Weights& p,
                                            const bool (&renewed)[2], const SlabTile<kRowsV, 1>& v) {
-  const int lane = ptx::thread_index() % 32;
+  const u32 lane = ptx::thread_index() % 32;
 #pragma unroll 1
   for (int n = 0; n < kTiles; ++n) {
     float sums[4] = {0.f, 0.f, 0.f, 0.f};

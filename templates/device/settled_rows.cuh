@@ -20,6 +20,16 @@ __device__ __forceinline__ bool is_settled(float max, float scale_log2) {
   return fabsf(max) * scale_log2 < kHugeExponent;
 }
 
+// The largest of `max` and a thread's scores of one row: two by two, as each has to wait for another.
+__device__ __forceinline__ float highest_of(const Scores& s, int half, float max) {
+  float highest[2] = {max, max};
+#pragma unroll
+  for (int n = 0; n < kBlockKV / 4; ++n) {
+    highest[n % 2] = fmaxf(highest[n % 2], s[0][n / 2][2 * half + n % 2]);
+  }
+  return fmaxf(highest[0], highest[1]);
+}
+
 // All rows of the warp.
 __device__ __forceinline__ bool all_settled(const RowState& row, float scale_log2) {
   const bool both = is_settled(row.max[0], scale_log2) && is_settled(row.max[1], scale_log2);

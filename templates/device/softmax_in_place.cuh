@@ -35,7 +35,7 @@ __device__ __forceinline__ void follow(RowState& row, Accumulator& o, const Late
   row.settled = all_settled(row, scale_log2);
   if (late.fresh) return;
   __syncwarp();  // one lane of a quad wrote its factors
-  const int thread = ptx::thread_index();  // asked again, lest the address be kept all along
+  const u32 thread = ptx::thread_index();  // asked again, lest the address be kept all along
   const float* mine = late.factors + thread / 32 * kWarpRows + thread % 32 / 4;
   const float factor[2] = {mine[0], mine[8]};
   __syncwarp();  // ... and is to write there again
@@ -44,26 +44,24 @@ __device__ __forceinline__ void follow(RowState& row, Accumulator& o, const Late
 }
 
 //% if not kernel.bias_dtype
-// Gives the rows that have none a reference, the maximum, and takes it from their scores: `shift`, what
-// the exponent is still to be lowered by, becomes 0 there.
+// Gives the rows that have none a reference, the maximum. From the scores of those that a multiply-add
+// may not take it away from it is taken at once.
 __device__ __forceinline__ void settle(Scores& s, RowState& row, const Late& late,
-                                       float (&shift)[2], float scale_log2) {
+                                       float scale_log2) {
   float max[2];
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    float highest = row.max[half];
+    const float highest = quad_max(highest_of(s, half, row.max[half]));
+    max[half] = is_settled(row.max[half], scale_log2) ? row.max[half] : highest;
+  }
+  move_to(row, late, max, scale_log2, false);
 #pragma unroll
-    for (int n = 0; n < kBlockKV / 4; ++n) highest = fmaxf(highest, s[0][n / 2][2 * half + n % 2]);
-    highest = quad_max(highest);
-    max[half] = row.max[half];
-    if (is_settled(max[half], scale_log2)) continue;
-    max[half] = highest;
-    const float reference = reference_of(max[half]);
-    shift[half] = 0.f;
+  for (int half = 0; half < 2; ++half) {
+    if (is_settled(row.max[half], scale_log2)) continue;
+    const float reference = reference_of(row.max[half]);
 #pragma unroll
     for (int n = 0; n < kBlockKV / 4; ++n) s[0][n / 2][2 * half + n % 2] -= reference;
   }
-  move_to(row, late, max, scale_log2, false);
 }
 
 //% endif
@@ -93,10 +91,7 @@ __device__ __forceinline__ void weigh(Scores& s, RowState& row, const Late& late
   float max[2], sum[2], shift[2];
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    float highest = row.max[half];
-#pragma unroll
-    for (int n = 0; n < kBlockKV / 4; ++n) highest = fmaxf(highest, s[0][n / 2][2 * half + n % 2]);
-    max[half] = quad_max(highest);
+    max[half] = quad_max(highest_of(s, half, row.max[half]));
     shift[half] = reference_of(max[half]) * scale_log2;
   }
   const bool moves = max[0] != row.max[0] || max[1] != row.max[1];
@@ -153,8 +148,12 @@ __device__ __forceinline__ void lower(Scores& s, RowState& row, const Late& late
 template <typename Rescored>
 __device__ __forceinline__ void weigh(Scores& s, RowState& row, const Late& late, float scale_log2,
                                       const Rescored& rescored) {
-  float sum[2], shift[2] = {row.max[0] * scale_log2, row.max[1] * scale_log2};
-  if (!row.settled) settle(s, row, late, shift, scale_log2);
+  if (!row.settled) settle(s, row, late, scale_log2);
+  float sum[2], shift[2];
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    shift[half] = is_settled(row.max[half], scale_log2) ? row.max[half] * scale_log2 : 0.f;
+  }
   exponentials(s, shift, scale_log2);
   add_up(sum, s);
   if (__any_sync(~0u, fmaxf(sum[0], sum[1]) > kLargestSum)) {

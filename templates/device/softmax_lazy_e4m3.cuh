@@ -25,10 +25,11 @@ __device__ __forceinline__ bool is_looked_at(int tile) {
 }
 
 //% endif
-// Makes these the references of the rows, for what was summed so far too. A row that sees no key keeps
-// no reference.
+// Makes these the references of the rows, for what was summed so far too: nothing, where no row had one.
+// A row that sees no key keeps none.
 __device__ __forceinline__ void move_to(RowState& row, Accumulator& o, const float (&max)[2],
                                         float scale_log2) {
+  const bool fresh = __all_sync(~0u, fmaxf(row.max[0], row.max[1]) == -kInfinity);
   float factor[2];
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
@@ -37,34 +38,33 @@ __device__ __forceinline__ void move_to(RowState& row, Accumulator& o, const flo
     row.sum[half] *= factor[half];
     row.max[half] = max[half];
   }
+  if (fresh) return;
 #pragma unroll
   for (int i = 0; i < kRowsV / 2; ++i) {
     if (!is_beside_ones(i)) o[0][i / 4][i % 4] *= factor[i / 2 % 2];
   }
 }
 
-// Gives rows the maximum for their reference: those that have none, and all that are looked at. Where a
-// multiply-add may not take it away it is taken from the scores: `shift`, what the exponent is still to
-// be lowered by, says so.
-__device__ __forceinline__ void settle(Scores& s, Accumulator& o, RowState& row, float (&shift)[2],
-                                       float scale_log2, bool looks) {
+// Gives rows the maximum for their reference: those that have none, and all that are looked at. From the
+// scores of those that a multiply-add may not take it away from it is taken at once.
+__device__ __forceinline__ void settle(Scores& s, Accumulator& o, RowState& row, float scale_log2,
+                                       bool looks) {
   float max[2];
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    float highest = row.max[half];
-#pragma unroll
-    for (int n = 0; n < kBlockKV / 4; ++n) highest = fmaxf(highest, s[0][n / 2][2 * half + n % 2]);
-    highest = quad_max(highest);
-    max[half] = row.max[half];
-    if (is_settled(max[half], scale_log2) && (!looks || highest == max[half])) continue;
-    max[half] = highest;
-    const float reference = reference_of(max[half]);
-    shift[half] = -kWeightExponent;
-#pragma unroll
-    for (int n = 0; n < kBlockKV / 4; ++n) s[0][n / 2][2 * half + n % 2] -= reference;
+    const float highest = quad_max(highest_of(s, half, row.max[half]));
+    const bool stays = !looks && is_settled(row.max[half], scale_log2);
+    max[half] = stays ? row.max[half] : highest;
   }
   if (__any_sync(~0u, max[0] != row.max[0] || max[1] != row.max[1])) {
     move_to(row, o, max, scale_log2);
+  }
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    if (is_settled(row.max[half], scale_log2)) continue;
+    const float reference = reference_of(row.max[half]);
+#pragma unroll
+    for (int n = 0; n < kBlockKV / 4; ++n) s[0][n / 2][2 * half + n % 2] -= reference;
   }
 }
 
@@ -129,6 +129,7 @@ __device__ __forceinline__ void lower(Weights& p, Accumulator& o, RowState& row,
     max[half] = moves[half] ? highest : row.max[half];
     sum[half] = moves[half] ? 0.f : sum[half];
   }
+  move_to(row, o, max, scale_log2);
   // p moves on by one place a step, so that the loop need not be unrolled.
 #pragma unroll 1
   for (int step = 0; step < kBlockKV / 32; ++step) {
@@ -137,7 +138,7 @@ __device__ __forceinline__ void lower(Weights& p, Accumulator& o, RowState& row,
     float fresh_sum[2] = {0.f, 0.f};
     const float shift[2] = {-kWeightExponent, -kWeightExponent};
 #pragma unroll
-    for (int i = 0; i < 16; ++i) few[0][i / 4][i % 4] -= max[i / 2 % 2];
+    for (int i = 0; i < 16; ++i) few[0][i / 4][i % 4] -= row.max[i / 2 % 2];
     weigh_step(fresh, fresh_sum, few[0], shift, {scale_log2, scale_log2});
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
@@ -150,7 +151,6 @@ __device__ __forceinline__ void lower(Weights& p, Accumulator& o, RowState& row,
     }
   }
   __syncwarp();  // all lanes have read their rows and keys again: a vote would not order that
-  move_to(row, o, max, scale_log2);
 }
 
 //% endif
@@ -164,12 +164,6 @@ __device__ __forceinline__ void weigh(Weights& p, float (&sum)[2], Scores& s, Ac
 //% else
   const float factor[2] = {scale_log2, scale_log2};
 //% endif
-  float shift[2];
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    shift[half] = fmaf(row.max[half], scale_log2, -kWeightExponent);
-    sum[half] = 0.f;
-  }
 //% if unscaled(kernel)
   if (looks || !all_settled(row, scale_log2)) {
 #pragma unroll
@@ -178,11 +172,18 @@ __device__ __forceinline__ void weigh(Weights& p, float (&sum)[2], Scores& s, Ac
       multiply(s, half, unit);
       factor[half] = scale_log2;
     }
-    settle(s, o, row, shift, scale_log2, looks);
+    settle(s, o, row, scale_log2, looks);
   }
 //% else
-  if (looks || !all_settled(row, scale_log2)) settle(s, o, row, shift, scale_log2, looks);
+  if (looks || !all_settled(row, scale_log2)) settle(s, o, row, scale_log2, looks);
 //% endif
+  float shift[2];  // what an exponent is still to be lowered by
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const float max = is_settled(row.max[half], scale_log2) ? row.max[half] : 0.f;
+    shift[half] = fmaf(max, scale_log2, -kWeightExponent);
+    sum[half] = 0.f;
+  }
 #pragma unroll
   for (int step = 0; step < kBlockKV / 32; ++step) {
     const auto& few = reinterpret_cast<const float (&)[4][4]>(s[0][4 * step]);

@@ -36,8 +36,8 @@ __device__ __forceinline__ void end_rows(const RowState& row, float* inverse, fl
 __device__ __forceinline__ void store_output(Shared& shared, const Accumulator& o,
                                              const TensorMap* o_map, const Work& work,
                                              const Place& queries, int seq_q$(", int group_log2" if kernel.pack_gqa)) {
-  const int thread = ptx::thread_index();  // asked again, lest addresses be kept all along
-  const int consumer = thread / 128, lane = thread % 32, row = thread % 128 / 32 * 16 + lane % 16;
+  const u32 thread = ptx::thread_index();  // asked again, lest addresses be kept all along
+  const u32 consumer = thread / 128, lane = thread % 32, row = thread % 128 / 32 * 16 + lane % 16;
 //% if kernel.scaled
   float inverse[2];  // of the sums of rounded weights, which the first lane of a quad has
 #pragma unroll

@@ -15,7 +15,7 @@ __device__ u64 fasim_timeline[kConsumers + 1][kNotedSteps][kActs];
 
 __device__ __forceinline__ void note(Act act, int step) {
 #ifdef FASIM_TIMELINE
-  const int thread = ptx::thread_index();  // asked again, lest addresses be kept all along
+  const u32 thread = ptx::thread_index();  // asked again, lest addresses be kept all along
   if (blockIdx.x != 0 || thread % 128 != 0 || step >= kNotedSteps) return;
   fasim_timeline[thread / 128][step][act] = ptx::clock64();
 #endif

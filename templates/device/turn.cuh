@@ -9,6 +9,13 @@ struct Turn {
 };
 
 template <int kSlots>
-__device__ __forceinline__ Turn turn(int n) {
-  return {n % kSlots, u32(n / kSlots % 2)};
+__device__ __forceinline__ Turn turn(u32 n) {
+  return {int(n % kSlots), n / kSlots % 2};
+}
+
+// Waits until it is there.
+template <int kSlots>
+__device__ __forceinline__ void wait_for(u64 (&full)[kSlots], u32 n) {
+  const Turn at = turn<kSlots>(n);
+  wait(&full[at.slot], at.parity);
 }

@@ -143,7 +143,8 @@ constexpr int kTurnBarrier = 1 + kConsumers;  // a consumer's turn to start prod
 //% if not kernel.scaled
 // A consumer has started its products: the next one may. One alone takes no turns.
 __device__ __forceinline__ void pass_turn(int consumer) {
-  if (kConsumers > 1) ptx::bar_arrive(kTurnBarrier + (consumer + 1) % kConsumers, 256);
+  const int next = threadIdx.x / 128 + 1 < kConsumers ? threadIdx.x / 128 + 1 : 0;
+  if (kConsumers > 1) ptx::bar_arrive(kTurnBarrier + next, 256);
 }
 
 __device__ __forceinline__ void await_turn(int consumer) {
@@ -263,7 +264,8 @@ $(parameters(kernel))) {
   float key_factor = 1.f;  // the scale of the tile at work
 //% endif
   RowState row;
-  int round = 0, tile = 0, last_tile = 0;
+  u32 round = 0;
+  int tile = 0, last_tile = 0;
   Tiles whole = {0, 0};
 //% if kernel.bias == "alibi"
   float slope_log2 = 0.f;  // of the head
@@ -314,11 +316,8 @@ $(parameters(kernel))) {
     const Work& work = shared.works[(round - $(begun)) % kWorks];
     store_output(shared, o, &$(map_of(kernel, "o")), work, queries_of(work), span_of(work).seq_q$(", group_log2" if kernel.pack_gqa));
   };
-  const auto await_keys = [&](int n) {
-    const Turn at = turn<kKeyStages>(n);
-    wait(&shared.full_k[at.slot], at.parity);
-  };
-  const auto start = [&](int n) {  // the scores of the n-th tile of keys
+  const auto await_keys = [&](u32 n) { wait_for(shared.full_k, n); };
+  const auto start = [&](u32 n) {  // the scores of the n-th tile of keys
 //% if kernel.scales == "block"
     key_factor = normal_factor(shared.key_factors[n % kKeyStages]);
 //% endif
@@ -369,25 +368,19 @@ $(parameters(kernel))) {
 //% endif
     mask_scores(s, warp_query, key, span);
   };
+  const auto await_values = [&](u32 n) { wait_for(shared.full_v, n); };
 //% if kernel.scaled
-  const auto await_values = [&](int n) {
-    const Turn at = turn<kStages>(n);
-    wait(&shared.full_v[at.slot], at.parity);
-  };
   // A warp needs its n-th tile of keys no more, nor, after the last, those queries.
-  const auto release = [&](int n) {
+  const auto release = [&](u32 n) {
     const int slot = n % kStages;
-//% if kernel.scales == "block"
-    __syncwarp();  // all lanes have read the scale factors
-//% endif
-    // A lane's number is asked again and again, lest it be kept: there is no register to spare.
-    if (ptx::thread_index() % 32 != 0) return;
+    __syncwarp();  // all lanes have read$(" the scale factors" if kernel.scales == "block")
+    if (threadIdx.x % 32 != 0) return;
     ptx::mbarrier_arrive(&shared.empty_k[slot]);
     ptx::mbarrier_arrive(&shared.empty_v[slot]);
     if (tile == last_tile) ptx::mbarrier_arrive(&shared.empty_q[(round - 1) % kQStages]);
   };
   // The n-th tile of keys.
-  const auto add_tile = [&](int n) {
+  const auto add_tile = [&](u32 n) {
     start(n);
     [[maybe_unused]] const float score_factor = factor_of_scores();
     if constexpr (!kOneRound) await_values(n);  // under the scores
@@ -404,7 +397,7 @@ $(parameters(kernel))) {
       const auto& q_rows = shared.q[(round - 1) % kQStages][warpgroup];
       few_scores(few, q_rows, shared.k[slot], 32 * step);
 //% if unscaled(kernel)
-      multiply(few, key_factor);
+      multiply(few, normal_factor(shared.key_factors[slot]));  // again, lest it be kept
 //% endif
       finish(few, 32 * step);
     };
@@ -429,7 +422,7 @@ $(parameters(kernel))) {
     release(n);
     note(kSummed, n);
   };
-  int n = 0;
+  u32 n = 0;
   const auto seen = [&] {
     const Work& work = shared.works[(round - 1) % kWorks];
     return seen_tiles(work.first_query + 64 * warpgroup, span_of(work));
@@ -446,6 +439,10 @@ $(parameters(kernel))) {
   const auto begin_together = [&] {
     const bool works = __all_sync(~0u, begin());
     tile = uniform(tile);
+    whole.end = uniform(whole.end);
+//% if kernel.mask == "window"
+    whole.begin = uniform(whole.begin);
+//% endif
     return works;
   };
   for (bool more = begin_together(); more;) {
@@ -460,6 +457,7 @@ $(parameters(kernel))) {
     if (tile >= first) await_keys(n);
     reset(row);
     zero(o);
+    ptx::wgmma_fence_registers(flat(o));  // or it is made zero twice
     for (bool ends = __all_sync(~0u, tile < first); !ends; ++n) {
       add_tile(n);
       --tile;
@@ -474,7 +472,7 @@ $(parameters(kernel))) {
     note(kStored, n - 1);
   }
 //% else
-  const auto weigh_scores = [&](int n, const Late& late) {
+  const auto weigh_scores = [&](u32 n, const Late& late) {
     note(kScored, n);
 //% if kernel.keeps_q
     if (leads) ptx::mbarrier_arrive(&shared.empty_k[n % kKeyStages]);
@@ -510,12 +508,11 @@ $(parameters(kernel))) {
 //% endif
     note(kWeighed, n);
   };
-  const auto start_values_of = [&](int n) {
-    const Turn at = turn<kStages>(n);
-    wait(&shared.full_v[at.slot], at.parity);
-    start_values(o, p, descriptor_of(shared.v[at.slot]));
+  const auto start_values_of = [&](u32 n) {
+    await_values(n);
+    start_values(o, p, descriptor_of(shared.v[n % kStages]));
   };
-  int n = 0;
+  u32 n = 0;
   // The weights of the first tile of keys, and those of tile n + 1 while the values of tile n are summed.
   const auto first_weights = [&] {
     start(n);
@@ -573,9 +570,35 @@ $(parameters(kernel))) {
   }
   if (round > 1) last_values();
 //% else
+//% if kernel.passes_by
+  // Tiles of keys of which none of the consumer's rows sees any come first, and are passed by, all but the
+  // last of all. V of one comes behind K of the next.
+  const auto pass_by = [&] {
+    const Work& work = shared.works[(round - 1) % kWorks];
+    const int seen = uniform(seen_tiles(work.first_query + 64 * warpgroup, span_of(work)).end);
+    bool passed = false;
+    for (; tile > max(seen - 1, last_tile); --tile, ++n) {
+      await_keys(n);
+      if (passed) await_values(n - 1);
+      await_turn(warpgroup);  // and the warps for each other
+      if (leads) ptx::mbarrier_arrive(&shared.empty_k[n % kKeyStages]);
+      if (leads && passed) ptx::mbarrier_arrive(&shared.empty_v[(n - 1) % kStages]);
+      pass_turn(warpgroup);
+      passed = true;
+    }
+    return passed;
+  };
+//% endif
   // The next queries come where these were: meanwhile O leaves.
   while (__all_sync(~0u, begin())) {
+//% if kernel.passes_by
+    const bool passed = pass_by();
+    if (passed) await_keys(n), await_values(n - 1);
+    first_weights();  // its turn awaits all warps, too
+    if (leads && passed) ptx::mbarrier_arrive(&shared.empty_v[(n - 1) % kStages]);
+//% else
     first_weights();
+//% endif
     for (bool ends = __all_sync(~0u, tile == last_tile); !ends; ++n) {
       --tile;
       next_weights(false);

@@ -1,34 +1,28 @@
-// v3_fwd_sm90a_e4m3_d128_causal_frombf16_incoherent_4a8d96bc
+// v3_fwd_sm90a_e4m3_d128_causal_acf74c14
 //
-// regenerate  fasim gen v3_fwd_sm90a_e4m3_d128_causal_frombf16_incoherent_4a8d96bc.cu
-// compile     nvcc -std=c++17 -arch=sm_90a -cubin v3_fwd_sm90a_e4m3_d128_causal_frombf16_incoherent_4a8d96bc.cu
-// run alone   nvcc -std=c++17 -gencode arch=compute_90a,code=sm_90a -DFASIM_MAIN v3_fwd_sm90a_e4m3_d128_causal_frombf16_incoherent_4a8d96bc.cu && ./a.out
-// launch      v3_fwd_sm90a_e4m3_d128_causal_frombf16_incoherent_4a8d96bc_quantise<<<3072, 256, 16448>>>, as planned
-// launch      v3_fwd_sm90a_e4m3_d128_causal_frombf16_incoherent_4a8d96bc<<<132, 512, 166912>>>, as planned
+// regenerate  fasim gen v3_fwd_sm90a_e4m3_d128_causal_acf74c14.cu
+// compile     nvcc -std=c++17 -arch=sm_90a -cubin v3_fwd_sm90a_e4m3_d128_causal_acf74c14.cu
+// run alone   nvcc -std=c++17 -gencode arch=compute_90a,code=sm_90a -DFASIM_MAIN v3_fwd_sm90a_e4m3_d128_causal_acf74c14.cu && ./a.out
+// launch      v3_fwd_sm90a_e4m3_d128_causal_acf74c14_transpose<<<512, 64, 0>>>, as planned
+// launch      v3_fwd_sm90a_e4m3_d128_causal_acf74c14<<<132, 512, 200704>>>, as planned
 //
 // arguments
-//   map    q8_map      device memory
-//   map    k8_map      device memory
+//   map    q_map       device memory
+//   map    k_map       device memory
 //   map    vt_map      device memory
 //   map    o_map       device memory
-//   ptr    q           device memory
-//   ptr    k           device memory
 //   ptr    v           device memory
-//   ptr    q8          device memory
-//   ptr    k8          device memory
 //   ptr    vt          device memory
+//   ptr    lse         device memory
 //   ptr    q_scale     device memory
 //   ptr    k_scale     device memory
 //   ptr    v_scale     device memory
-//   ptr    lse         device memory
 //   i32    batch       1
 //   i32    heads       32
 //   i32    kv_heads    8
 //   i32    seq_q       8192
 //   i32    seq_kv      8192
 //   i32    heads_together  32
-//   i64x3  q_strides   (33554432, 1048576, 128)
-//   i64x3  k_strides   (8388608, 1048576, 128)
 //   i64x3  v_strides   (8388608, 1048576, 128)
 //   f32    scale_log2  0.12751743082459868
 //
@@ -38,36 +32,38 @@
 //   from  49152   49152 bytes  O on its way out
 //   from  98304   16384 bytes  K, slot 0
 //   from 114688   16384 bytes  K, slot 1
-//   from 131072   17408 bytes  V, slot 0
-//   from 148480   17408 bytes  V, slot 1
-//   from 165888    1024 bytes  barriers, factors of rows, works
+//   from 131072   16384 bytes  K, slot 2
+//   from 147456   17408 bytes  V, slot 0
+//   from 164864   17408 bytes  V, slot 1
+//   from 182272   17408 bytes  V, slot 2
+//   from 199680    1024 bytes  barriers, factors of rows, works
 //
 // templates, with the first 8 digits of their sha256
-//   9f85390f  device/chunk_address.cuh
+//   3ce08f21  device/chunk_address.cuh
 //   b09b16a3  device/fragments.cuh
 //   76c2f1b5  device/integers.cuh
 //   0c938b81  device/key_order.cuh
-//   912dd204  device/load_v3.cuh
+//   ffda84b0  device/load_v3.cuh
 //   1cbf0c76  device/mask.cuh
 //   1a579de9  device/matmul_wgmma.cuh
 //   06eb1102  device/matrix_descriptor.cuh
 //   772adaad  device/mbarrier.cuh
-//   b153ad72  device/quantise_e4m3.cuh
-//   b4e10cc5  device/rescore_e4m3.cuh
+//   477f75b5  device/rescore_e4m3.cuh
 //   56ce5a2e  device/rows.cuh
-//   6a818e15  device/schedule.cuh
+//   572b9004  device/schedule.cuh
 //   b274dbf8  device/score_factor.cuh
-//   2e46e33c  device/settled_rows.cuh
+//   5fbe6fb4  device/settled_rows.cuh
 //   3cd0f0af  device/shared_v3.cuh
-//   2d2dfee3  device/softmax_lazy_e4m3.cuh
+//   0722c06f  device/softmax_lazy_e4m3.cuh
 //   17509448  device/span.cuh
-//   db6d7e5a  device/store_tma.cuh
+//   1bcf765d  device/store_tma.cuh
 //   567f0171  device/tensor_map.cuh
-//   3167b13b  device/timeline.cuh
-//   689d4211  device/turn.cuh
+//   734305da  device/timeline.cuh
+//   c8b7bd88  device/transpose_e4m3.cuh
+//   39f26ecb  device/turn.cuh
 //   c2706fe3  device/types.cuh
 //   8715e91b  device/weights_e4m3.cuh
-//   90033266  kernels/v3_fwd.cu
+//   adc5af30  kernels/v3_fwd.cu
 //   5d3e87eb  parts/constants_v3.cuh
 //   5a818b86  parts/main_arrays.cuh
 //   92b4175b  parts/main_options.cuh
@@ -94,7 +90,7 @@
 //   aaf5d506  ptx/setmaxnreg_inc.cuh
 //   9f71dff2  ptx/smem_address.cuh
 //   8df270ba  ptx/stmatrix_x4.cuh
-//   efa241b0  ptx/thread_index.cuh
+//   72449329  ptx/thread_index.cuh
 //   dd0cf2ad  ptx/wgmma.cuh
 //   348da6bd  ptx/wgmma_commit_group.cuh
 //   a6ad2961  ptx/wgmma_fence.cuh
@@ -104,15 +100,15 @@
 // ---- plan
 // {"gpu": {"arch": "sm_90a", "name": "h200-sxm5-141gb"}, "kernel": {"algo": "v3", "arch": "sm_90a",
 // "bias": "none", "deterministic": false, "dtype": "e4m3", "head_dim": 128, "head_dim_v": 128,
-// "in_dtype": "bf16", "incoherent": true, "mask": "causal", "out_dtype": "bf16", "pack_gqa": false,
-// "pass": "fwd", "scales": "block", "softcap": false, "splits": false, "tile": {"block_kv": 128,
-// "block_q": 192, "p_in": "registers", "registers": 160, "stages": 2, "step_kv": 0, "warps": 12},
-// "varlen": false}, "problem": {"batch": 1, "bias": "none", "causal": true, "deterministic": false,
-// "dtype": "e4m3", "head_dim": 128, "head_dim_v": 128, "heads": 32, "in_dtype": "bf16",
-// "incoherent": true, "kv_heads": 8, "out_dtype": "bf16", "pass": "fwd", "scale":
-// 0.08838834764831843, "scales": "block", "seq": 8192, "seq_kv": 8192, "softcap": 0.0, "varlen":
-// false, "window": [-1, -1]}, "schema": "fasim.plan/1", "slots": 132, "smem_bytes": 166912}
-// ---- the rest of the file has sha256 cc042b6504d2164aa5426bcfefa063073f054f3b804425db3fbe82096914abe9
+// "mask": "causal", "out_dtype": "bf16", "pack_gqa": false, "pass": "fwd", "scales": "head",
+// "softcap": false, "splits": false, "tile": {"block_kv": 128, "block_q": 192, "p_in": "registers",
+// "registers": 160, "stages": 3, "step_kv": 0, "warps": 12}, "varlen": false}, "problem": {"batch":
+// 1, "bias": "none", "causal": true, "deterministic": false, "dtype": "e4m3", "head_dim": 128,
+// "head_dim_v": 128, "heads": 32, "incoherent": false, "kv_heads": 8, "out_dtype": "bf16", "pass":
+// "fwd", "scale": 0.08838834764831843, "scales": "head", "seq": 8192, "seq_kv": 8192, "softcap":
+// 0.0, "varlen": false, "window": [-1, -1]}, "schema": "fasim.plan/1", "slots": 132, "smem_bytes":
+// 200704}
+// ---- the rest of the file has sha256 9240ac7567699a03e00b74c6c098262605784aa8823bc2e7a9addd99e6a2e21f
 // FlashAttention-3, forward (Shah et al. 2024, algorithms 1 and 2).
 //
 // A block stays on its SM and works on one tile of queries after the other. One warpgroup, the producer,
@@ -162,13 +158,13 @@ constexpr int kThreads = 128 * (kConsumers + 1);  // and one that loads
 constexpr int kBlocks = 1;  // on an SM
 constexpr int kWarpRows = 16;  // a warp owns whole rows, so softmax stays inside it
 constexpr int kRowTiles = 1;
-constexpr int kStages = 2;  // tiles of V in shared memory
-constexpr int kKeyStages = 2;  // of K
+constexpr int kStages = 3;  // tiles of V in shared memory
+constexpr int kKeyStages = 3;  // of K
 constexpr int kQStages = 2;  // of Q
 constexpr int kOutputParts = 1;  // O leaves a tile in so many parts, to save shared memory
 constexpr int kRegisters = 160;  // of a thread that computes
 constexpr int kLoaderRegisters = 32;  // of one that loads
-constexpr int kSmemBytes = 166912;
+constexpr int kSmemBytes = 200704;
 constexpr bool kCausal = true;
 constexpr float kInfinity = __builtin_huge_valf();
 constexpr float kLn2 = 0.693147180559945f;
@@ -188,13 +184,10 @@ constexpr int kBoxRowsV = 136;  // that TMA brings at once
 constexpr int kColumnsAtOnce = 72;  // of P V
 constexpr bool kOneRound = kRowsV == kColumnsAtOnce;
 constexpr int kSlabsV = kBlockKV / kSlabColumns;
-constexpr int kScaleBlock = 128;  // rows of Q, K or V with a scale factor
 static_assert(kConsumers * 64 == kBlockQ && 1 <= kConsumers && kConsumers <= 3, "64 rows each");
 static_assert(kBlockKV % kGranule == 0 && kBlockKV <= 256, "whole steps, one instruction wide");
 static_assert(kSlabsO % kOutputParts == 0, "whole slabs of O");
 static_assert(kSlabsV * kSlabColumns == kBlockKV, "whole slabs of keys");
-static_assert(kBlockKV == kScaleBlock, "a tile of keys has one scale factor");
-static_assert(kScaleBlock % 64 == 0, "a consumer's queries have one");
 static_assert(128 * (kConsumers * kRegisters + kLoaderRegisters) * kBlocks <= 65536, "they fit");
 static_assert(kD - kHeadDim < kGranule && kDV - kHeadDimV < kGranule, "zeros to the next step");
 
@@ -218,8 +211,8 @@ namespace ptx {
 
 // threadIdx.x, read anew: nothing computed from it is kept in registers from one use to the next.
 // PTX ISA: special registers, %tid.
-__device__ __forceinline__ int thread_index() {
-  int index;
+__device__ __forceinline__ u32 thread_index() {
+  u32 index;
   asm volatile("mov.u32 %0, %%tid.x;" : "=r"(index));
   return index;
 }
@@ -814,8 +807,15 @@ struct Turn {
 };
 
 template <int kSlots>
-__device__ __forceinline__ Turn turn(int n) {
-  return {n % kSlots, u32(n / kSlots % 2)};
+__device__ __forceinline__ Turn turn(u32 n) {
+  return {int(n % kSlots), n / kSlots % 2};
+}
+
+// Waits until it is there.
+template <int kSlots>
+__device__ __forceinline__ void wait_for(u64 (&full)[kSlots], u32 n) {
+  const Turn at = turn<kSlots>(n);
+  wait(&full[at.slot], at.parity);
 }
 
 // ---- Timeline -----------------------------------------------------------------------------------
@@ -847,7 +847,7 @@ __device__ u64 fasim_timeline[kConsumers + 1][kNotedSteps][kActs];
 
 __device__ __forceinline__ void note(Act act, int step) {
 #ifdef FASIM_TIMELINE
-  const int thread = ptx::thread_index();  // asked again, lest addresses be kept all along
+  const u32 thread = ptx::thread_index();  // asked again, lest addresses be kept all along
   if (blockIdx.x != 0 || thread % 128 != 0 || step >= kNotedSteps) return;
   fasim_timeline[thread / 128][step][act] = ptx::clock64();
 #endif
@@ -863,7 +863,8 @@ struct alignas(1024) SlabTile {
 struct Work {  // a tile of queries, of one head; first_query < 0: there is no more
   int first_query, head;
   int batch;
-  float score_factor[kConsumers];  // of Q, and softmax's scale; those of K come with its tiles
+  float score_factor;  // makes real numbers of Q K^T, softmax's scale included
+  float value_factor;  // and of V
 };
 
 constexpr int kWorks = 4;  // that someone may still ask about: the loader is at most two ahead
@@ -876,7 +877,6 @@ struct Shared {
   u64 full_q[kQStages], empty_q[kQStages];  // barriers: a tile has arrived, all are done with it
   u64 full_k[kKeyStages], empty_k[kKeyStages];
   u64 full_v[kStages], empty_v[kStages];
-  float key_factors[kStages], value_factors[kStages];  // of the tiles of K and V: their scales
   Work works[kWorks];
 };
 
@@ -1038,19 +1038,10 @@ struct Loader {  // its thread's view of the rings of K and V
   const TensorMap* k_map;
   const TensorMap* v_map;
   int kv_heads;
-  const float* k_scale;
-  const float* v_scale;
-  int tiles;
-  int count_k = 0, count_v = 0;
-  // The scale factor of a tile of keys; beyond the last there is none.
-  __device__ __forceinline__ float factor_of(const float* scales, int tile, int head,
-                                             const Place& keys) const {
-    return tile < tiles ? scales[(i64(keys.batch) * kv_heads + head) * tiles + tile] : 1.f;
-  }
+  u32 count_k = 0, count_v = 0;
   __device__ __forceinline__ void load_k(int tile, int head, const Place& keys) {
     const Turn at = turn<kKeyStages>(count_k++);
     wait(&shared.empty_k[at.slot], at.parity ^ 1);  // passes at once the first time round
-    shared.key_factors[at.slot] = factor_of(k_scale, tile, head, keys);
     ptx::mbarrier_arrive_expect_tx(&shared.full_k[at.slot], sizeof(shared.k[0]));
     load_slabs(shared.k[at.slot], k_map, &shared.full_k[at.slot], keys.row + tile * kBlockKV, head,
                keys.batch);
@@ -1060,7 +1051,6 @@ struct Loader {  // its thread's view of the rings of K and V
   __device__ __forceinline__ void load_v(int tile, int head, const Place& keys) {
     const Turn at = turn<kStages>(count_v++);
     wait(&shared.empty_v[at.slot], at.parity ^ 1);
-    shared.value_factors[at.slot] = factor_of(v_scale, tile, head, keys);
     ptx::mbarrier_arrive_expect_tx(&shared.full_v[at.slot], sizeof(shared.v[0]));
     load_values(shared.v[at.slot], v_map, &shared.full_v[at.slot], tile,
                 keys.batch * kv_heads + head);
@@ -1139,8 +1129,8 @@ __device__ __forceinline__ int tile_row(int i) {
 
 // Where 8 columns of a row lie in a tile.
 template <int kRows, int kTileSlabs>
-__device__ __forceinline__ u32 chunk_address(const SlabTile<kRows, kTileSlabs>& tile, int row,
-                                             int chunk) {
+__device__ __forceinline__ u32 chunk_address(const SlabTile<kRows, kTileSlabs>& tile, u32 row,
+                                             u32 chunk) {
   const u32 slab = ptx::smem_address(&tile) + chunk / 8 * sizeof(tile.slab[0]);
   return slab + row * 128 + (chunk % 8 ^ row % 8) * 16;
 }
@@ -1157,7 +1147,7 @@ using FewScores = float[1][4][4];
 
 __device__ __forceinline__ void few_scores(FewScores& s, const SlabTile<64, kSlabs>& q,
                                            const SlabTile<kBlockKV, kSlabs>& k, int first) {
-  const int thread = ptx::thread_index(), lane = thread % 32, warp = thread / 32 % 4;
+  const u32 thread = ptx::thread_index(), lane = thread % 32, warp = thread / 32 % 4;
   zero(s);
 #pragma unroll 1
   for (int step = 0; step < kD / 32; ++step) {
@@ -1175,7 +1165,7 @@ __device__ __forceinline__ void few_scores(FewScores& s, const SlabTile<64, kSla
 template <int kTiles>
 __device__ __forceinline__ void few_values(float (&t)[1][kTiles][4], const Weights& p,
                                            const bool (&renewed)[2], const SlabTile<kRowsV, 1>& v) {
-  const int lane = ptx::thread_index() % 32;
+  const u32 lane = ptx::thread_index() % 32;
 #pragma unroll 1
   for (int n = 0; n < kTiles; ++n) {
     float sums[4] = {0.f, 0.f, 0.f, 0.f};
@@ -1262,30 +1252,29 @@ __device__ __forceinline__ constexpr bool is_beside_ones(int i) {
 }
 
 template <int kColumn, int kColumns>
-__device__ __forceinline__ void add_columns(Accumulator& o, const TileSums<kColumns>& t, float by) {
+__device__ __forceinline__ void add_columns(Accumulator& o, const TileSums<kColumns>& t) {
 #pragma unroll
   for (int i = 0; i < kColumns / 2; ++i) {
     if (is_beside_ones(kColumn / 2 + i)) continue;
     float& sum = o[0][kColumn / 8 + i / 4][i % 4];
-    const float scale = kColumn + i / 4 * 8 < kDV ? by : 1.f;  // the ones have none
-    sum = fmaf(t[0][i / 4][i % 4], scale, sum);
+    sum += t[0][i / 4][i % 4];
   }
 }
 
 // The rounds from kColumn on, while that of the columns before is under way.
 template <int kColumn, int kTiles>
 __device__ __forceinline__ void add_rest(Accumulator& o, const Weights& p, u64 v,
-                                         float (&before)[1][kTiles][4], float by) {
+                                         float (&before)[1][kTiles][4]) {
   constexpr int kBefore = 8 * kTiles;
   if constexpr (kColumn < kRowsV) {
     TileSums<kColumnsAtOnce> t;
     multiply_columns<kColumn, kColumnsAtOnce>(t, p, v);
     finish_products<1>(before);
-    add_columns<kColumn - kBefore, kBefore>(o, before, by);
-    add_rest<kColumn + kColumnsAtOnce>(o, p, v, t, by);
+    add_columns<kColumn - kBefore, kBefore>(o, before);
+    add_rest<kColumn + kColumnsAtOnce>(o, p, v, t);
   } else {
     finish_products<0>(before);
-    add_columns<kColumn - kBefore, kBefore>(o, before, by);
+    add_columns<kColumn - kBefore, kBefore>(o, before);
   }
 }
 
@@ -1294,8 +1283,8 @@ __device__ __forceinline__ void add_rest(Accumulator& o, const Weights& p, u64 v
 // they are done, with their sums: then they started as soon as P was there. `meanwhile` runs under the
 // first of several; behind a single one, which is short, it costs less.
 template <typename Check, typename Meanwhile>
-__device__ __forceinline__ void add_values(Accumulator& o, Weights& p, u64 v, float by,
-                                           const Check& check, const Meanwhile& meanwhile) {
+__device__ __forceinline__ void add_values(Accumulator& o, Weights& p, u64 v, const Check& check,
+                                           const Meanwhile& meanwhile) {
   constexpr int kRest = kRowsV % kColumnsAtOnce;
   constexpr int kColumns = kRest > 0 ? kRest : kColumnsAtOnce;
   TileSums<kColumns> t;
@@ -1304,11 +1293,11 @@ __device__ __forceinline__ void add_values(Accumulator& o, Weights& p, u64 v, fl
   if constexpr (kOneRound) {
     finish_products<0>(t);
     check(t);
-    add_columns<0, kColumns>(o, t, by);
+    add_columns<0, kColumns>(o, t);
     meanwhile();
   } else {
     meanwhile();
-    add_rest<kColumns>(o, p, v, t, by);
+    add_rest<kColumns>(o, p, v, t);
   }
 }
 
@@ -1329,6 +1318,16 @@ __device__ __forceinline__ void reset(RowState& row) {
 // Whether a row has a reference that a fused multiply-add may take away.
 __device__ __forceinline__ bool is_settled(float max, float scale_log2) {
   return fabsf(max) * scale_log2 < kHugeExponent;
+}
+
+// The largest of `max` and a thread's scores of one row: two by two, as each has to wait for another.
+__device__ __forceinline__ float highest_of(const Scores& s, int half, float max) {
+  float highest[2] = {max, max};
+#pragma unroll
+  for (int n = 0; n < kBlockKV / 4; ++n) {
+    highest[n % 2] = fmaxf(highest[n % 2], s[0][n / 2][2 * half + n % 2]);
+  }
+  return fmaxf(highest[0], highest[1]);
 }
 
 // All rows of the warp.
@@ -1356,10 +1355,11 @@ __device__ __forceinline__ bool is_looked_at(int tile) {
   return tile <= 0 || (tile & (tile - 1) | tile & 0x2aaaaaaa) == 0;
 }
 
-// Makes these the references of the rows, for what was summed so far too. A row that sees no key keeps
-// no reference.
+// Makes these the references of the rows, for what was summed so far too: nothing, where no row had one.
+// A row that sees no key keeps none.
 __device__ __forceinline__ void move_to(RowState& row, Accumulator& o, const float (&max)[2],
                                         float scale_log2) {
+  const bool fresh = __all_sync(~0u, fmaxf(row.max[0], row.max[1]) == -kInfinity);
   float factor[2];
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
@@ -1368,48 +1368,36 @@ __device__ __forceinline__ void move_to(RowState& row, Accumulator& o, const flo
     row.sum[half] *= factor[half];
     row.max[half] = max[half];
   }
+  if (fresh) return;
 #pragma unroll
   for (int i = 0; i < kRowsV / 2; ++i) {
     if (!is_beside_ones(i)) o[0][i / 4][i % 4] *= factor[i / 2 % 2];
   }
 }
 
-// Gives rows the maximum for their reference: those that have none, and all that are looked at. Where a
-// multiply-add may not take it away it is taken from the scores: `shift`, what the exponent is still to
-// be lowered by, says so.
-__device__ __forceinline__ void settle(Scores& s, Accumulator& o, RowState& row, float (&shift)[2],
-                                       float scale_log2, bool looks) {
+// Gives rows the maximum for their reference: those that have none, and all that are looked at. From the
+// scores of those that a multiply-add may not take it away from it is taken at once.
+__device__ __forceinline__ void settle(Scores& s, Accumulator& o, RowState& row, float scale_log2,
+                                       bool looks) {
   float max[2];
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    float highest = row.max[half];
-#pragma unroll
-    for (int n = 0; n < kBlockKV / 4; ++n) highest = fmaxf(highest, s[0][n / 2][2 * half + n % 2]);
-    highest = quad_max(highest);
-    max[half] = row.max[half];
-    if (is_settled(max[half], scale_log2) && (!looks || highest == max[half])) continue;
-    max[half] = highest;
-    const float reference = reference_of(max[half]);
-    shift[half] = -kWeightExponent;
-#pragma unroll
-    for (int n = 0; n < kBlockKV / 4; ++n) s[0][n / 2][2 * half + n % 2] -= reference;
+    const float highest = quad_max(highest_of(s, half, row.max[half]));
+    const bool stays = !looks && is_settled(row.max[half], scale_log2);
+    max[half] = stays ? row.max[half] : highest;
   }
   if (__any_sync(~0u, max[0] != row.max[0] || max[1] != row.max[1])) {
     move_to(row, o, max, scale_log2);
   }
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    if (is_settled(row.max[half], scale_log2)) continue;
+    const float reference = reference_of(row.max[half]);
+#pragma unroll
+    for (int n = 0; n < kBlockKV / 4; ++n) s[0][n / 2][2 * half + n % 2] -= reference;
+  }
 }
 
-// Scores in units of the tile's scale factor become those that all tiles share.
-template <int kTiles>
-__device__ __forceinline__ void multiply(float (&s)[1][kTiles][4], float factor) {
-#pragma unroll
-  for (int i = 0; i < 4 * kTiles; ++i) s[0][i / 4][i % 4] *= factor;
-}
-// Those of one of a thread's rows.
-__device__ __forceinline__ void multiply(Scores& s, int half, float factor) {
-#pragma unroll
-  for (int n = 0; n < kBlockKV / 4; ++n) s[0][n / 2][2 * half + n % 2] *= factor;
-}
 // Scores of 32 keys become weights, exp2(s scale - shift), each row's by its own. They join a lane's sums
 // and are rounded.
 __device__ __forceinline__ void weigh_step(u32 (&p)[4], float (&sum)[2], const float (&s)[4][4],
@@ -1453,6 +1441,7 @@ __device__ __forceinline__ void lower(Weights& p, Accumulator& o, RowState& row,
     max[half] = moves[half] ? highest : row.max[half];
     sum[half] = moves[half] ? 0.f : sum[half];
   }
+  move_to(row, o, max, scale_log2);
   // p moves on by one place a step, so that the loop need not be unrolled.
 #pragma unroll 1
   for (int step = 0; step < kBlockKV / 32; ++step) {
@@ -1461,7 +1450,7 @@ __device__ __forceinline__ void lower(Weights& p, Accumulator& o, RowState& row,
     float fresh_sum[2] = {0.f, 0.f};
     const float shift[2] = {-kWeightExponent, -kWeightExponent};
 #pragma unroll
-    for (int i = 0; i < 16; ++i) few[0][i / 4][i % 4] -= max[i / 2 % 2];
+    for (int i = 0; i < 16; ++i) few[0][i / 4][i % 4] -= row.max[i / 2 % 2];
     weigh_step(fresh, fresh_sum, few[0], shift, {scale_log2, scale_log2});
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
@@ -1474,29 +1463,20 @@ __device__ __forceinline__ void lower(Weights& p, Accumulator& o, RowState& row,
     }
   }
   __syncwarp();  // all lanes have read their rows and keys again: a vote would not order that
-  move_to(row, o, max, scale_log2);
 }
 
 // Turns scores into weights, exp(scale (s - max)) 2^5 for a recent maximum, or if the row looks that of
 // all its scores so far; and gives a lane's sums of them, before they were rounded.
 __device__ __forceinline__ void weigh(Weights& p, float (&sum)[2], Scores& s, Accumulator& o,
-                                      RowState& row, float scale_log2, bool looks, float unit) {
-  // s is in units of the tile's scale factor.
-  float factor[2] = {scale_log2 * unit, scale_log2 * unit};
-  float shift[2];
+                                      RowState& row, float scale_log2, bool looks) {
+  const float factor[2] = {scale_log2, scale_log2};
+  if (looks || !all_settled(row, scale_log2)) settle(s, o, row, scale_log2, looks);
+  float shift[2];  // what an exponent is still to be lowered by
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    shift[half] = fmaf(row.max[half], scale_log2, -kWeightExponent);
+    const float max = is_settled(row.max[half], scale_log2) ? row.max[half] : 0.f;
+    shift[half] = fmaf(max, scale_log2, -kWeightExponent);
     sum[half] = 0.f;
-  }
-  if (looks || !all_settled(row, scale_log2)) {
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {  // a row's bits are not to depend on what others need
-      if (!looks && is_settled(row.max[half], scale_log2)) continue;
-      multiply(s, half, unit);
-      factor[half] = scale_log2;
-    }
-    settle(s, o, row, shift, scale_log2, looks);
   }
 #pragma unroll
   for (int step = 0; step < kBlockKV / 32; ++step) {
@@ -1521,13 +1501,13 @@ __device__ __forceinline__ void end_rows(const RowState& row, float* lse, float 
 __device__ __forceinline__ void store_output(Shared& shared, const Accumulator& o,
                                              const TensorMap* o_map, const Work& work,
                                              const Place& queries, int seq_q) {
-  const int thread = ptx::thread_index();  // asked again, lest addresses be kept all along
-  const int consumer = thread / 128, lane = thread % 32, row = thread % 128 / 32 * 16 + lane % 16;
+  const u32 thread = ptx::thread_index();  // asked again, lest addresses be kept all along
+  const u32 consumer = thread / 128, lane = thread % 32, row = thread % 128 / 32 * 16 + lane % 16;
   float inverse[2];  // of the sums of rounded weights, which the first lane of a quad has
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const float sum = __shfl_sync(~0u, o[0][kDV / 8][2 * half], lane / 4 * 4);
-    inverse[half] = sum == 0.f ? 0.f : 1.f / sum;
+    inverse[half] = sum == 0.f ? 0.f : work.value_factor / sum;
   }
   SlabTile<64, kPartSlabs>& tile = shared.o[consumer];
   const bool leads = thread % 128 == 0;
@@ -1569,345 +1549,95 @@ __device__ constexpr int key_at(int place) {
   return place / 16 * 16 + place % 16 / 4 * 2 + place % 2 + place / 2 % 2 * 8;
 }
 
-// ---- Q, K and V, quantised ----------------------------------------------------------------------
-// Real values are stored * scale: the largest magnitude that shares a scale factor becomes 448, the largest
-// number of e4m3. Infinities saturate there, NaN stays NaN, and neither counts for the factor. A thread
-// block takes kBlockRows rows of one head of Q, K or V into its registers: each is read once and written
-// once, V transposed, as the main kernel multiplies it.
-// Q and K are rotated first (incoherent processing, section 3.3 of the paper): every column gets a sign,
-// then a Hadamard transform spreads each element over its row. Both rotated, Q K^T is what it was.
-using Input = u16;  // bf16
+// ---- V, transposed ------------------------------------------------------------------------------
+// wgmma takes bytes only with the depth contiguous: for P V that is the keys. So V is laid out anew, in
+// slabs of 128 keys: a row for each column of V, zeros up to kDV of them, then one of ones, with the keys
+// in the order of key_at. Keys beyond the last are zeros. A thread takes a square of V into its registers,
+// all of it at once, and writes it turned: no shared memory, and no thread waits for another.
+constexpr int kTransposers = 64;  // threads of a block; those of a slab may be fewer, or more
+constexpr int kTransposingBlocks = 8;  // on an SM
+constexpr int kSquare = 16;  // keys of a thread, of which the order begins anew, and columns
+constexpr int kSquares = kSlabColumns / kSquare;  // that make whole rows of a slab
+constexpr int kSlabTransposers = kDV / kSquare * kSquares;
+constexpr int kAbreast = kDV % 64 == 0 ? 4 : 2;  // threads that read the same keys: whole sectors
 
-constexpr int kBlockRows = 128;
-constexpr int kQuantisers = 256;  // threads of a block
-// On an SM: some load while others compute. Without a rotation two are enough, and need not spill.
-constexpr int kQuantisingBlocks = kQuantisers > 256 ? 1 : 3;
-constexpr int kEight = 8;  // elements of a 16-byte load
-constexpr int kQuantiserBytes = kDV * kBlockRows + 64;  // a tile of V, and a number of each warp
-constexpr float kLargest = 448.f;
-constexpr float kSmallestScale = 1.17549435e-38f;  // of zeros, whose scale has a reciprocal too
+// Bytes i of four words, in the order of the words, as word i.
+__device__ __forceinline__ void transpose_bytes(u32 (&x)[4]) {
+  const u32 low01 = __byte_perm(x[0], x[1], 0x5140), low23 = __byte_perm(x[2], x[3], 0x5140);
+  const u32 high01 = __byte_perm(x[0], x[1], 0x7362), high23 = __byte_perm(x[2], x[3], 0x7362);
+  x[0] = __byte_perm(low01, low23, 0x5410);
+  x[1] = __byte_perm(low01, low23, 0x7632);
+  x[2] = __byte_perm(high01, high23, 0x5410);
+  x[3] = __byte_perm(high01, high23, 0x7632);
+}
 
-__device__ __forceinline__ float to_float(u16 x) { return __uint_as_float(u32(x) << 16); }
-// Eight elements of a row, or zeros; those that have a bit in `flips` change their sign.
-__device__ __forceinline__ void load_eight(float (&x)[kEight], const Input* from, bool inside,
-                                           u32 flips = 0) {
+// Columns of a row, or zeros if there are none: rows are whole squares, and so aligned to 16 bytes.
+__device__ __forceinline__ void load_columns(u32 (&x)[4], const Element* row, int count) {
   uint4 loaded = make_uint4(0, 0, 0, 0);
-  if (inside) loaded = *reinterpret_cast<const uint4*>(from);
-  const u32 pairs[4] = {loaded.x, loaded.y, loaded.z, loaded.w};
-  const u32 spread = flips | flips << 15;  // the bits of a pair 16 apart, as its signs are
-#pragma unroll
-  for (int i = 0; i < kEight; ++i) {
-    const u32 pair = pairs[i / 2] ^ (spread << (15 - i / 2 * 2) & 0x80008000u);
-    x[i] = to_float(u16(pair >> 16 * (i % 2)));
-  }
-}
-
-__device__ __forceinline__ u32 four_e4m3(float a, float b, float c, float d) {
-  return ptx::cvt_e4m3x2(a, b) | u32(ptx::cvt_e4m3x2(c, d)) << 16;
-}
-
-// The signs of 32 columns, a bit each: drawn once, the same in every kernel.
-__device__ __forceinline__ u32 signs_of(int word) {
-  const u32 signs[] = {0x26c7a1d1u, 0x4916a713u, 0xac2919f1u, 0x021a880du};
-  return signs[word];
-}
-
-// A thread's share of rows of Q or K: kLanes neighbours take a row in turns, eight columns at a time.
-template <int kWidth>
-struct RowShare {
-  static constexpr int kLanes = kWidth % 32 == 0 ? 4 : 2;
-  static constexpr int kAtOnce = kQuantisers / kLanes;  // rows of all threads
-  static constexpr int kRows = (kBlockRows + kAtOnce - 1) / kAtOnce;
-  static constexpr int kChunks = kWidth / kEight / kLanes;
-  static constexpr float kUnit = 0.0883883476f;  // what a 1 in x stands for
-  float x[kRows][kChunks][kEight];
-
-  __device__ __forceinline__ int row(int i) const { return i * kAtOnce + threadIdx.x / kLanes; }
-  __device__ __forceinline__ int chunk(int j) const { return j * kLanes + threadIdx.x % kLanes; }
-  __device__ __forceinline__ u32 flips(int j) const {
-    return signs_of(j * kLanes / 4) >> chunk(j) % 4 * 8 & 0xff;
-  }
-};
-
-template <int kWidth>
-__device__ __forceinline__ void load_rows(RowShare<kWidth>& share, const Input* from, i64 stride,
-                                          int rows) {
-#pragma unroll
-  for (int i = 0; i < share.kRows; ++i) {
-#pragma unroll
-    for (int j = 0; j < share.kChunks; ++j) {
-      const int row = share.row(i), column = share.chunk(j) * kEight;
-      load_eight(share.x[i][j], from + row * stride + column, row < rows, share.flips(j));
-    }
-  }
-}
-
-template <int kWidth>
-__device__ __forceinline__ void store_rows(const RowShare<kWidth>& share, Element* to, int rows,
-                                           float inverse) {
-#pragma unroll
-  for (int i = 0; i < share.kRows; ++i) {
-#pragma unroll
-    for (int j = 0; j < share.kChunks; ++j) {
-      if (share.row(i) >= rows) continue;
-      float x[kEight];
-#pragma unroll
-      for (int n = 0; n < kEight; ++n) x[n] = share.x[i][j][n] * inverse;
-      Element* place = to + share.row(i) * kWidth + share.chunk(j) * kEight;
-      *reinterpret_cast<uint2*>(place) =
-          make_uint2(four_e4m3(x[0], x[1], x[2], x[3]), four_e4m3(x[4], x[5], x[6], x[7]));
-    }
-  }
-}
-template <int kChunks>
-using Row = float[kChunks][kEight];  // of a thread: n / kEight, n % kEight is its n-th element
-
-// A stage of the transform: numbers whose places differ in one bit become their sum and difference.
-template <int kChunks>
-__device__ __forceinline__ void transform_within(Row<kChunks>& x, int apart) {
-#pragma unroll
-  for (int n = 0; n < kChunks * kEight; ++n) {
-    if (n & apart) continue;
-    float& low = x[n / kEight][n % kEight];
-    float& high = x[(n + apart) / kEight % kChunks][(n + apart) % kEight];
-    const float difference = low - high;
-    low += high;
-    high = difference;
-  }
-}
-
-// The same where the bit tells neighbours apart.
-template <int kChunks>
-__device__ __forceinline__ void transform_across(Row<kChunks>& x, int apart) {
-  const float sign = threadIdx.x & apart ? -1.f : 1.f;
-#pragma unroll
-  for (int n = 0; n < kChunks * kEight; ++n) {
-    float& mine = x[n / kEight][n % kEight];
-    mine = fmaf(sign, mine, __shfl_xor_sync(~0u, mine, apart));
-  }
-}
-
-// Rows become their Hadamard transforms, every number sqrt(d) times what a rotation makes of it. Of a
-// column's bits the lowest three are a thread's, the next its neighbours', the others its chunks'.
-template <int kWidth>
-__device__ __forceinline__ void rotate(RowShare<kWidth>& share) {
-#pragma unroll
-  for (int i = 0; i < share.kRows; ++i) {
-    Row<share.kChunks>& x = share.x[i];
-#pragma unroll
-    for (int apart = 1; apart < kEight; apart *= 2) transform_within<share.kChunks>(x, apart);
-#pragma unroll
-    for (int apart = 1; apart < share.kLanes; apart *= 2) transform_across<share.kChunks>(x, apart);
-#pragma unroll
-    for (int apart = kEight; apart < share.kChunks * kEight; apart *= 2) {
-      transform_within<share.kChunks>(x, apart);
-    }
-  }
-}
-// A thread's share of a block of V: four keys that are neighbours in V transposed, eight columns of each.
-struct ValueShare {
-  static constexpr int kAtOnce = kQuantisers / kBlockRows * 4;  // groups of eight columns
-  static constexpr int kGroups = (kDV / kEight + kAtOnce - 1) / kAtOnce;
-  static constexpr float kUnit = 1.f;
-  float x[kGroups][4][kEight];
-
-  __device__ __forceinline__ int place() const { return threadIdx.x / 4 % 32 * 4; }
-  __device__ __forceinline__ int column(int i) const {
-    return (i * kAtOnce + threadIdx.x / kBlockRows * 4 + threadIdx.x % 4) * kEight;
-  }
-};
-
-__device__ __forceinline__ void load_values(ValueShare& share, const Input* from, i64 stride,
-                                            int rows) {
-#pragma unroll
-  for (int i = 0; i < share.kGroups; ++i) {
-#pragma unroll
-    for (int j = 0; j < 4; ++j) {
-      const int key = key_at(share.place() + j), column = share.column(i);
-      load_eight(share.x[i][j], from + key * stride + column, key < rows && column < kHeadDimV);
-    }
-  }
-}
-
-// A tile of V transposed in shared memory: rows of 128 keys, whose 16-byte chunks are permuted so that
-// the words of four keys and those of eight columns meet in no bank.
-__device__ __forceinline__ int transposed_at(int column, int place) {
-  return column * kBlockRows + ((place / 16) ^ (column / kEight % 4 * 2)) * 16 + place % 16;
-}
-
-__device__ __forceinline__ void store_values(const ValueShare& share, unsigned char* tile,
-                                             Element* to, float inverse) {
-#pragma unroll
-  for (int i = 0; i < share.kGroups; ++i) {
-    if (share.column(i) >= kDV) continue;
-#pragma unroll
-    for (int n = 0; n < kEight; ++n) {
-      const auto x = [&](int j) { return share.x[i][j][n] * inverse; };
-      *reinterpret_cast<u32*>(tile + transposed_at(share.column(i) + n, share.place())) =
-          four_e4m3(x(0), x(1), x(2), x(3));
-    }
-  }
-  __syncthreads();
-  for (int n = threadIdx.x; n < kDV * (kBlockRows / 16); n += kQuantisers) {
-    const int column = n / 8, place = n % 8 * 16;
-    *reinterpret_cast<uint4*>(to + column * kBlockRows + place) =
-        *reinterpret_cast<const uint4*>(tile + transposed_at(column, place));
-  }
-  constexpr u32 kOnes = 0x38383838;  // the last row
-  if (threadIdx.x < kBlockRows / 16) {
-    *reinterpret_cast<uint4*>(to + kDV * kBlockRows + threadIdx.x * 16) =
-        make_uint4(kOnes, kOnes, kOnes, kOnes);
-  }
-}
-
-// The largest magnitude of some numbers that is `below` a limit: NaN never is.
-template <int kRows, int kColumns>
-__device__ __forceinline__ float largest_below(const float (&x)[kRows][kColumns][kEight],
-                                               float below) {
-  float found = 0.f;
-#pragma unroll
-  for (int n = 0; n < kRows * kColumns * kEight; ++n) {
-    const float magnitude = fabsf(x[n / kEight / kColumns][n / kEight % kColumns][n % kEight]);
-    if (magnitude < below) found = fmaxf(found, magnitude);
-  }
-  return found;
-}
-
-// The largest finite one: asked of each number only where there is an infinity.
-template <int kRows, int kColumns>
-__device__ __forceinline__ float largest(const float (&x)[kRows][kColumns][kEight]) {
-  float found = 0.f;
-#pragma unroll
-  for (int n = 0; n < kRows * kColumns * kEight; ++n) {
-    found = fmaxf(found, fabsf(x[n / kEight / kColumns][n / kEight % kColumns][n % kEight]));
-  }
-  return found < kInfinity ? found : largest_below(x, kInfinity);
-}
-
-// The largest number of all threads; `warps` has room for one of each warp.
-__device__ __forceinline__ float largest_of_block(float x, float* warps) {
-#pragma unroll
-  for (int lanes = 16; lanes > 0; lanes /= 2) x = fmaxf(x, __shfl_xor_sync(~0u, x, lanes));
-  if (threadIdx.x % 32 == 0) warps[threadIdx.x / 32] = x;
-  __syncthreads();
-#pragma unroll
-  for (int i = 0; i < kQuantisers / 32; ++i) x = fmaxf(x, warps[i]);
-  return x;
-}
-
-__device__ __forceinline__ float scale_for(float most) {
-  return fmaxf(most / kLargest, kSmallestScale);
-}
-
-// What a thread block takes: a block of rows of one head of Q, of K or of V.
-struct Part {
-  int tensor;  // 0, 1 or 2
-  int head;  // of the whole batch
-  int block;
-};
-
-struct Rows {
-  const Input* from;
-  i64 stride;
-  int count;
-};
-
-__host__ __device__ __forceinline__ int blocks_of(int seq) {
-  return (seq + kBlockRows - 1) / kBlockRows;
-}
-
-// In the order of their numbers; V has a block where there are no keys, too.
-__device__ __forceinline__ Part part_of(int index, int q_heads, int kv_heads, int seq_q,
-                                        int seq_kv) {
-  const int of_q = q_heads * blocks_of(seq_q), of_k = kv_heads * blocks_of(seq_kv);
-  const int tensor = index < of_q ? 0 : index < of_q + of_k ? 1 : 2;
-  index -= tensor == 0 ? 0 : tensor == 1 ? of_q : of_q + of_k;
-  const int blocks = blocks_of(tensor == 0 ? seq_q : max(seq_kv, 1));
-  const int head = u32(index) / u32(blocks);
-  return {tensor, head, index - head * blocks};
-}
-
-__device__ __forceinline__ Rows rows_of(const Part& part, const Input* x, const Strides& strides,
-                                        int heads, int seq) {
-  const i64 first = i64(part.block) * kBlockRows;
-  const int batch = u32(part.head) / u32(heads), head = part.head - batch * heads;
-  x += batch * strides.batch + head * strides.head + first * strides.seq;
-  return {x, strides.seq, int(min(i64(kBlockRows), seq - first))};
-}
-
-template <int kWidth>
-__device__ __forceinline__ void load(RowShare<kWidth>& share, const Rows& rows) {
-  load_rows(share, rows.from, rows.stride, rows.count);
-  rotate(share);
-}
-
-__device__ __forceinline__ void load(ValueShare& share, const Rows& rows) {
-  load_values(share, rows.from, rows.stride, rows.count);
-}
-
-// The factor of the block's own largest magnitude, left behind for the main kernel.
-template <typename Share>
-__device__ __forceinline__ float scale_of(const Share& share, float* scale, float* warps,
-                                          int rows) {
-  const float found = scale_for(largest_of_block(largest(share.x) * share.kUnit, warps));
-  if (threadIdx.x == 0 && rows > 0) *scale = found;
-  return found;
-}
-
-// Where the factor of a part is.
-__device__ __forceinline__ i64 scale_at(const Part& part, int seq) {
-  return i64(part.head) * blocks_of(seq) + part.block;
+  if (count > 0) loaded = *reinterpret_cast<const uint4*>(row);
+  x[0] = loaded.x;
+  x[1] = loaded.y;
+  x[2] = loaded.z;
+  x[3] = loaded.w;
 }
 // clang-format off
-extern "C" __global__ void __launch_bounds__(kQuantisers, kQuantisingBlocks)
-v3_fwd_sm90a_e4m3_d128_causal_frombf16_incoherent_4a8d96bc_quantise(
-    const __grid_constant__ TensorMap q8_map, const __grid_constant__ TensorMap k8_map,
+extern "C" __global__ void __launch_bounds__(kTransposers, kTransposingBlocks)
+v3_fwd_sm90a_e4m3_d128_causal_acf74c14_transpose(
+    const __grid_constant__ TensorMap q_map, const __grid_constant__ TensorMap k_map,
     const __grid_constant__ TensorMap vt_map, const __grid_constant__ TensorMap o_map,
-    const Input* __restrict__ q, const Input* __restrict__ k, const Input* __restrict__ v,
-    Element* __restrict__ q8, Element* __restrict__ k8, Element* __restrict__ vt,
-    float* __restrict__ q_scale, float* __restrict__ k_scale, float* __restrict__ v_scale,
-    float* __restrict__ lse, const int batch, const int heads, const int kv_heads, const int seq_q,
-    const int seq_kv, const int heads_together, const Strides q_strides, const Strides k_strides,
-    const Strides v_strides, const float scale_log2) {
+    const Element* __restrict__ v, Element* __restrict__ vt, float* __restrict__ lse,
+    const float* __restrict__ q_scale, const float* __restrict__ k_scale,
+    const float* __restrict__ v_scale, const int batch, const int heads, const int kv_heads,
+    const int seq_q, const int seq_kv, const int heads_together, const Strides v_strides,
+    const float scale_log2) {
   // clang-format on
-  extern __shared__ __align__(1024) unsigned char smem_raw[];
-  float* warps = reinterpret_cast<float*>(smem_raw + kDV * kBlockRows);
-  const Part part = part_of(blockIdx.x, batch * heads, batch * kv_heads, seq_q, seq_kv);
-  const i64 first = i64(part.block) * kBlockRows;
-  const bool of_q = part.tensor == 0;
-  if (part.tensor < 2) {
-    const Rows rows = of_q ? rows_of(part, q, q_strides, heads, seq_q)
-                           : rows_of(part, k, k_strides, kv_heads, seq_kv);
-    const int seq = of_q ? seq_q : seq_kv;
-    float* scale = (of_q ? q_scale : k_scale) + scale_at(part, seq);
-    RowShare<kHeadDim> share;
-    load(share, rows);
-    const float inverse = 1.f / scale_of(share, scale, warps, rows.count) * share.kUnit;
-    Element* to = (of_q ? q8 : k8) + (i64(part.head) * seq + first) * kHeadDim;
-    store_rows(share, to, rows.count, inverse);
-  } else {
-    const Rows rows = rows_of(part, v, v_strides, kv_heads, seq_kv);
-    ValueShare share;
-    load(share, rows);
-    float* scale = v_scale + scale_at(part, seq_kv);
-    const float inverse = 1.f / scale_of(share, scale, warps, rows.count) * share.kUnit;
-    const i64 slab = i64(part.head) * blocks_of(max(seq_kv, 1)) + part.block;
-    store_values(share, smem_raw, vt + slab * (kDV + 1) * kBlockRows, inverse);
+  const u32 thread = blockIdx.x * kTransposers + threadIdx.x, place = thread % kSlabTransposers;
+  const int slab = thread / kSlabTransposers, key = place / kAbreast % kSquares * kSquare;
+  const int column = (place / kAbreast / kSquares * kAbreast + place % kAbreast) * kSquare;
+  const int slabs = (max(seq_kv, 1) + kSlabColumns - 1) / kSlabColumns;
+  if (slab >= batch * kv_heads * slabs) return;
+  const int head = slab / slabs, first_key = slab % slabs * kSlabColumns;
+  v += head / kv_heads * v_strides.batch + head % kv_heads * v_strides.head;
+  Element* to = vt + i64(slab) * (kDV + 1) * kSlabColumns;
+  v += (first_key + key) * v_strides.seq + column;
+  to += column * kSlabColumns + key;
+  const int keys_left = seq_kv - first_key - key, columns_left = kHeadDimV - column;
+  u32 words[kSquare][4];  // of four columns
+#pragma unroll
+  for (int j = 0; j < kSquare; ++j) {
+    const bool inside = key_at(j) < keys_left;
+    load_columns(words[j], v + key_at(j) * v_strides.seq, inside ? columns_left : 0);
+  }
+#pragma unroll
+  for (int i = 0; i < kSquare / 4; ++i) {
+    u32 keys[kSquare / 4][4];  // four of a column, of four columns
+#pragma unroll
+    for (int j = 0; j < kSquare; ++j) keys[j / 4][j % 4] = words[j][i];
+#pragma unroll
+    for (int j = 0; j < kSquare / 4; ++j) transpose_bytes(keys[j]);
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      *reinterpret_cast<uint4*>(to + (4 * i + j) * kSlabColumns) =
+          make_uint4(keys[0][j], keys[1][j], keys[2][j], keys[3][j]);
+    }
+  }
+  constexpr u32 kOnes = 0x38383838;  // the last row
+  if (column == 0) {
+    *reinterpret_cast<uint4*>(to + kDV * kSlabColumns) = make_uint4(kOnes, kOnes, kOnes, kOnes);
   }
 }
 
 // ---- Kernel -------------------------------------------------------------------------------------
 // clang-format off
 extern "C" __global__ void __launch_bounds__(kThreads, kBlocks)
-v3_fwd_sm90a_e4m3_d128_causal_frombf16_incoherent_4a8d96bc(
-    const __grid_constant__ TensorMap q8_map, const __grid_constant__ TensorMap k8_map,
+v3_fwd_sm90a_e4m3_d128_causal_acf74c14(
+    const __grid_constant__ TensorMap q_map, const __grid_constant__ TensorMap k_map,
     const __grid_constant__ TensorMap vt_map, const __grid_constant__ TensorMap o_map,
-    const Input* __restrict__ q, const Input* __restrict__ k, const Input* __restrict__ v,
-    Element* __restrict__ q8, Element* __restrict__ k8, Element* __restrict__ vt,
-    float* __restrict__ q_scale, float* __restrict__ k_scale, float* __restrict__ v_scale,
-    float* __restrict__ lse, const int batch, const int heads, const int kv_heads, const int seq_q,
-    const int seq_kv, const int heads_together, const Strides q_strides, const Strides k_strides,
-    const Strides v_strides, const float scale_log2) {
+    const Element* __restrict__ v, Element* __restrict__ vt, float* __restrict__ lse,
+    const float* __restrict__ q_scale, const float* __restrict__ k_scale,
+    const float* __restrict__ v_scale, const int batch, const int heads, const int kv_heads,
+    const int seq_q, const int seq_kv, const int heads_together, const Strides v_strides,
+    const float scale_log2) {
   // clang-format on
   extern __shared__ __align__(1024) unsigned char smem_raw[];
   Shared& shared = *reinterpret_cast<Shared*>(smem_raw);
@@ -1925,22 +1655,22 @@ v3_fwd_sm90a_e4m3_d128_causal_frombf16_incoherent_4a8d96bc(
   if (warpgroup == kConsumers) {  // ---- Producer ----
     ptx::setmaxnreg_dec<kLoaderRegisters>();
     if (threadIdx.x % 128 != 0) return;
-    const int tiles_kv = (seq_kv + kBlockKV - 1) / kBlockKV;
-    Loader loader = {shared, &k8_map, &vt_map, kv_heads, k_scale, v_scale, tiles_kv};
+    Loader loader = {shared, &k_map, &vt_map, kv_heads};
     const Grid grid = {batch, heads, seq_q, heads_together};
     const auto work_of = [&](int round) {
       Work work = work_at(round, grid);
-      // Those of K and V come with their tiles.
-      const int q_blocks = (seq_q + kScaleBlock - 1) / kScaleBlock;
-      const float* q_scales = q_scale + (i64(work.batch) * heads + work.head) * q_blocks;
-#pragma unroll
-      for (int i = 0; i < kConsumers && work.first_query >= 0; ++i) {
-        const int block = min((work.first_query + 64 * i) / kScaleBlock, q_blocks - 1);
-        work.score_factor[i] = normal_factor(scale_log2 * q_scales[block]);
+      if (work.first_query >= 0) {
+        // Real values are stored * scale: Q's and K's go into the factor of Q K^T, V's into that of O.
+        [[maybe_unused]] const int kv_head = work.head / (heads / kv_heads);
+        [[maybe_unused]] const i64 batch = work.batch;
+        const float q_factor = q_scale[batch * heads + work.head];
+        const float k_factor = k_scale[batch * kv_heads + kv_head];
+        work.score_factor = normal_factor(scale_log2 * q_factor * k_factor);
+        work.value_factor = v_scale[batch * kv_heads + kv_head];
       }
       return work;
     };
-    load_all(loader, &q8_map, heads / kv_heads, work_of, queries_of, keys_of, tiles_of);
+    load_all(loader, &q_map, heads / kv_heads, work_of, queries_of, keys_of, tiles_of);
     return;
   }
 
@@ -1949,9 +1679,9 @@ v3_fwd_sm90a_e4m3_d128_causal_frombf16_incoherent_4a8d96bc(
   Scores s;
   Weights p;
   Accumulator o;
-  float key_factor = 1.f;  // the scale of the tile at work
   RowState row;
-  int round = 0, tile = 0, last_tile = 0;
+  u32 round = 0;
+  int tile = 0, last_tile = 0;
   Tiles whole = {0, 0};
   // The next tile of queries: false if there is none.
   const auto begin = [&] {
@@ -1966,28 +1696,24 @@ v3_fwd_sm90a_e4m3_d128_causal_frombf16_incoherent_4a8d96bc(
     return first_query >= 0;
   };
   const auto end = [&] {
-    const Work& work = shared.works[(round - 2) % kWorks];
+    const Work work = shared.works[(round - 2) % kWorks];
     const i64 rows = (i64(work.batch) * heads + work.head) * seq_q + work.first_query;
-    [[maybe_unused]] const float score_factor = work.score_factor[warpgroup];
+    [[maybe_unused]] const float score_factor = work.score_factor;
     end_rows(row, lse + rows, score_factor, span_of(work).seq_q - work.first_query);
   };
   const auto store = [&] {
     const Work& work = shared.works[(round - 2) % kWorks];
     store_output(shared, o, &o_map, work, queries_of(work), span_of(work).seq_q);
   };
-  const auto await_keys = [&](int n) {
-    const Turn at = turn<kKeyStages>(n);
-    wait(&shared.full_k[at.slot], at.parity);
-  };
-  const auto start = [&](int n) {  // the scores of the n-th tile of keys
-    key_factor = normal_factor(shared.key_factors[n % kKeyStages]);
+  const auto await_keys = [&](u32 n) { wait_for(shared.full_k, n); };
+  const auto start = [&](u32 n) {  // the scores of the n-th tile of keys
     note(kBegan, n);
     start_scores(s, descriptor_of(shared.q[(round - 1) % kQStages][warpgroup]),
                  descriptor_of(shared.k[n % kKeyStages]));
   };
   const auto factor_of_scores = [&] {
     const Work& work = shared.works[(round - 1) % kWorks];
-    return work.score_factor[warpgroup];
+    return work.score_factor;
   };
   // From products to what softmax sees, for the keys from the tile's `column`-th on.
   const auto finish = [&](auto& s, int column) {
@@ -1999,22 +1725,18 @@ v3_fwd_sm90a_e4m3_d128_causal_frombf16_incoherent_4a8d96bc(
     const int key = tile * kBlockKV + column;
     mask_scores(s, warp_query, key, span);
   };
-  const auto await_values = [&](int n) {
-    const Turn at = turn<kStages>(n);
-    wait(&shared.full_v[at.slot], at.parity);
-  };
+  const auto await_values = [&](u32 n) { wait_for(shared.full_v, n); };
   // A warp needs its n-th tile of keys no more, nor, after the last, those queries.
-  const auto release = [&](int n) {
+  const auto release = [&](u32 n) {
     const int slot = n % kStages;
-    __syncwarp();  // all lanes have read the scale factors
-    // A lane's number is asked again and again, lest it be kept: there is no register to spare.
-    if (ptx::thread_index() % 32 != 0) return;
+    __syncwarp();  // all lanes have read
+    if (threadIdx.x % 32 != 0) return;
     ptx::mbarrier_arrive(&shared.empty_k[slot]);
     ptx::mbarrier_arrive(&shared.empty_v[slot]);
     if (tile == last_tile) ptx::mbarrier_arrive(&shared.empty_q[(round - 1) % kQStages]);
   };
   // The n-th tile of keys.
-  const auto add_tile = [&](int n) {
+  const auto add_tile = [&](u32 n) {
     start(n);
     [[maybe_unused]] const float score_factor = factor_of_scores();
     if constexpr (!kOneRound) await_values(n);  // under the scores
@@ -2022,14 +1744,13 @@ v3_fwd_sm90a_e4m3_d128_causal_frombf16_incoherent_4a8d96bc(
     note(kScored, n);
     finish(s, 0);
     float sum[2];
-    weigh(p, sum, s, o, row, score_factor, is_looked_at(whole.end - tile), key_factor);
+    weigh(p, sum, s, o, row, score_factor, is_looked_at(whole.end - tile));
     note(kWeighed, n);
     if constexpr (kOneRound) await_values(n);  // sums of one round are short: then this is faster
     const int slot = n % kStages;
     const auto few_scores_of = [&](FewScores& few, int step) {
       const auto& q_rows = shared.q[(round - 1) % kQStages][warpgroup];
       few_scores(few, q_rows, shared.k[slot], 32 * step);
-      multiply(few, key_factor);
       finish(few, 32 * step);
     };
     const auto check = [&](auto&... t) {
@@ -2046,11 +1767,11 @@ v3_fwd_sm90a_e4m3_d128_causal_frombf16_incoherent_4a8d96bc(
     const auto await_next = [&] {
       if (tile > last_tile) await_keys(n + 1);
     };
-    add_values(o, p, descriptor_of(shared.v[slot]), shared.value_factors[slot], check, await_next);
+    add_values(o, p, descriptor_of(shared.v[slot]), check, await_next);
     release(n);
     note(kSummed, n);
   };
-  int n = 0;
+  u32 n = 0;
   const auto seen = [&] {
     const Work& work = shared.works[(round - 1) % kWorks];
     return seen_tiles(work.first_query + 64 * warpgroup, span_of(work));
@@ -2067,6 +1788,7 @@ v3_fwd_sm90a_e4m3_d128_causal_frombf16_incoherent_4a8d96bc(
   const auto begin_together = [&] {
     const bool works = __all_sync(~0u, begin());
     tile = uniform(tile);
+    whole.end = uniform(whole.end);
     return works;
   };
   for (bool more = begin_together(); more;) {
@@ -2075,6 +1797,7 @@ v3_fwd_sm90a_e4m3_d128_causal_frombf16_incoherent_4a8d96bc(
     if (tile >= first) await_keys(n);
     reset(row);
     zero(o);
+    ptx::wgmma_fence_registers(flat(o));  // or it is made zero twice
     for (bool ends = __all_sync(~0u, tile < first); !ends; ++n) {
       add_tile(n);
       --tile;
@@ -2098,11 +1821,11 @@ v3_fwd_sm90a_e4m3_d128_causal_frombf16_incoherent_4a8d96bc(
 #include <cstdlib>
 #include <cstring>
 
-__global__ void fill(Input* x, i64 n, u32 seed) {
+__global__ void fill(Element* x, i64 n, u32 seed) {
   const i64 i = blockIdx.x * i64(blockDim.x) + threadIdx.x;
   const u32 hash = (u32(i) * 2654435761u ^ seed) * 2246822519u;
   const float value = float(hash >> 8) / (1 << 23) - 1.f;
-  if (i < n) x[i] = u16(ptx::cvt_bf16x2(value, value));
+  if (i < n) x[i] = Element(ptx::cvt_e4m3x2(value, value));
 }
 
 template <typename T>
@@ -2113,9 +1836,20 @@ T* device_array(i64 n) {
   return array;
 }
 
-Input* input(i64 n, u32 seed) {
-  Input* array = device_array<Input>(n);
+Element* input(i64 n, u32 seed) {
+  Element* array = device_array<Element>(n);
   fill<<<(n + 255) / 256, 256>>>(array, n, seed);
+  return array;
+}
+
+// An array whose values are computed on the host.
+template <typename T, typename Value>
+T* made(i64 n, Value value) {
+  T* host = static_cast<T*>(std::malloc(n * sizeof(T)));
+  for (i64 i = 0; i < n; ++i) host[i] = value(i);
+  T* array = device_array<T>(n);
+  cudaMemcpy(array, host, n * sizeof(T), cudaMemcpyHostToDevice);
+  std::free(host);
   return array;
 }
 
@@ -2159,31 +1893,24 @@ int main(int argc, char** argv) {
   const i64 rows = i64(batch) * heads * seq_q, keys = i64(batch) * kv_heads * seq_kv;
 
   const float scale_log2 = 1.442695041f / sqrtf(kHeadDim);
+  const auto one = [](i64) { return 1.f; };
+  const float* q_scale = made<float>(i64(batch) * heads, one);
+  const float* k_scale = made<float>(i64(batch) * kv_heads, one);
+  const float* v_scale = made<float>(i64(batch) * kv_heads, one);
 
   Output* o = device_array<Output>(rows * kHeadDimV);
   float* lse = device_array<float>(rows);
-  const Input* q = input(rows * kHeadDim, 1);
-  const Input* k = input(keys * kHeadDim, 2);
-  const Strides q_strides = contiguous(heads, seq_q, kHeadDim);
-  const Strides k_strides = contiguous(kv_heads, seq_kv, kHeadDim);
-  Element* q8 = device_array<Element>(rows * kHeadDim);
-  Element* k8 = device_array<Element>(keys * kHeadDim);
-  const int q_parts = batch * heads * blocks_of(seq_q);
-  const int k_parts = batch * kv_heads * blocks_of(seq_kv);
-  const int v_parts = batch * kv_heads * blocks_of(seq_kv > 0 ? seq_kv : 1);
-  const int parts = q_parts + k_parts + v_parts;
-  float* q_scale = device_array<float>(q_parts);
-  float* k_scale = device_array<float>(k_parts);
-  float* v_scale = device_array<float>(v_parts);
-  const TensorMap q8_map = encoded(q8, batch, heads, seq_q, kHeadDim, 64);
-  const TensorMap k8_map = encoded(k8, batch, kv_heads, seq_kv, kHeadDim, kBlockKV);
-  const Input* v = input(keys * kHeadDimV, 3);
+  Element *q = input(rows * kHeadDim, 1), *k = input(keys * kHeadDim, 2);
+  const TensorMap q_map = encoded(q, batch, heads, seq_q, kHeadDim, 64);
+  const TensorMap k_map = encoded(k, batch, kv_heads, seq_kv, kHeadDim, kBlockKV);
+  const Element* v = input(keys * kHeadDimV, 3);
   const Strides v_strides = contiguous(kv_heads, seq_kv, kHeadDimV);
   const int slabs = (seq_kv + kSlabColumns - 1) / kSlabColumns;
   const int all_slabs = batch * kv_heads * slabs;
   Element* vt = device_array<Element>(i64(all_slabs) * (kDV + 1) * kSlabColumns);
   const TensorMap vt_map = encoded(vt, batch * kv_heads, slabs, kDV + 1, kSlabColumns, kBoxRowsV);
   const TensorMap o_map = encoded(o, batch, heads, seq_q, kHeadDimV, 64);
+  const int slab_blocks = (all_slabs * kSlabTransposers + kTransposers - 1) / kTransposers;
   int blocks = 132;
   cudaDeviceGetAttribute(&blocks, cudaDevAttrMultiProcessorCount, 0);
   blocks *= kBlocks;
@@ -2191,8 +1918,7 @@ int main(int argc, char** argv) {
   const int grid = blocks < tiles ? blocks : tiles;
   const int rounds = 2 * blocks / greatest_common_divisor(2 * blocks, q_blocks);
   const int heads_together = rounds < batch * heads ? rounds : batch * heads;
-  const auto kernel = v3_fwd_sm90a_e4m3_d128_causal_frombf16_incoherent_4a8d96bc;
-  const auto quantise = v3_fwd_sm90a_e4m3_d128_causal_frombf16_incoherent_4a8d96bc_quantise;
+  const auto kernel = v3_fwd_sm90a_e4m3_d128_causal_acf74c14;
   cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSmemBytes);
   cudaEvent_t start, stop;
   cudaEventCreate(&start);
@@ -2200,14 +1926,12 @@ int main(int argc, char** argv) {
   float ms = 0;
   for (int run = 0; run < 2; ++run) {  // the second one counts
     cudaEventRecord(start);
-    quantise<<<parts, kQuantisers, kQuantiserBytes>>>(
-        q8_map, k8_map, vt_map, o_map, q, k, v, q8, k8, vt, q_scale, k_scale, v_scale, lse, batch,
-        heads, kv_heads, seq_q, seq_kv, heads_together, q_strides, k_strides, v_strides,
-        scale_log2);
-    kernel<<<grid, kThreads, kSmemBytes>>>(q8_map, k8_map, vt_map, o_map, q, k, v, q8, k8, vt,
-                                           q_scale, k_scale, v_scale, lse, batch, heads, kv_heads,
-                                           seq_q, seq_kv, heads_together, q_strides, k_strides,
-                                           v_strides, scale_log2);
+    v3_fwd_sm90a_e4m3_d128_causal_acf74c14_transpose<<<slab_blocks, kTransposers>>>(
+        q_map, k_map, vt_map, o_map, v, vt, lse, q_scale, k_scale, v_scale, batch, heads, kv_heads,
+        seq_q, seq_kv, heads_together, v_strides, scale_log2);
+    kernel<<<grid, kThreads, kSmemBytes>>>(q_map, k_map, vt_map, o_map, v, vt, lse, q_scale,
+                                           k_scale, v_scale, batch, heads, kv_heads, seq_q, seq_kv,
+                                           heads_together, v_strides, scale_log2);
     cudaEventRecord(stop);
     cudaEventSynchronize(stop);
     cudaEventElapsedTime(&ms, start, stop);
