@@ -33,8 +33,8 @@ from fasim.model.visits import (
     Visits,
     grouped_visits,
     packed_visits,
+    tile_visits,
     visible_pairs,
-    visits,
 )
 from fasim.plan import (
     SLAB_BYTES,
@@ -302,7 +302,9 @@ def _walk(case: _Case) -> Iterator[str]:
         return
     tiles = case.tiles
     split, packed = case.entry.splits > 0, case.entry.packed
-    seen: Visits | PackedVisits = visits(case.problem, tiles.block_q, tiles.block_kv)
+    seen: Visits | PackedVisits = tile_visits(
+        case.problem, case.entry.variant, case.entry.pass_, tiles
+    )
     if split or packed:
         seen = (packed_visits if split else grouped_visits)(case.problem, tiles)
     whole = int(seen.q_tiles[0] * seen.kv_tiles[0])

@@ -277,6 +277,11 @@ class KernelSpec:
         return self.algo == "v3" and streams(self, self.tile)
 
     @property
+    def ragged_first(self) -> bool:
+        """See the function of that name."""
+        return self.variant == "v3" and ragged_first(self)
+
+    @property
     def passes_by(self) -> bool:
         """See the function of that name."""
         return self.variant == "v3" and bool(passes_by(self, self.tile))
@@ -1232,6 +1237,17 @@ def streams(work: KernelSpec | Problem, tile: Tile) -> bool:
     values of this one: not in e4m3, where their sums take the registers of scores, nor where the
     next Q takes the place of this one, and is awaited while O leaves."""
     return work.dtype != "e4m3" and not crowded(work, tile)
+
+
+def ragged_first(work: KernelSpec | Problem) -> bool:
+    """Whether of V3's tiles of queries it is the first that may lack rows: under a causal mask it
+    sees the fewest keys. Packed sequences have others' rows there, a dense bias none to read."""
+    return work.mask == "causal" and not work.varlen and not work.bias.startswith("dense")
+
+
+def rows_before(problem: Problem, block_q: Any) -> Any:
+    """Those that it lacks at its front: whole warpgroups of them. ``block_q`` may be an array."""
+    return -problem.seq % block_q // WARPGROUP_ROWS * WARPGROUP_ROWS * ragged_first(problem)
 
 
 def passes_by(work: KernelSpec | Problem, tile: Any) -> Any:

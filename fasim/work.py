@@ -10,7 +10,7 @@ from fasim.gpu import Gpu
 from fasim.legality import Case, legal
 from fasim.model.silicon import rates
 from fasim.model.tiles import Tiles
-from fasim.model.visits import grouped_visits, packed_visits, visits
+from fasim.model.visits import grouped_visits, packed_visits, tile_visits
 
 
 def smem_bytes(entry: Entry, gpu: Gpu) -> float:
@@ -31,7 +31,7 @@ def exponentials(entry: Entry) -> int:
     if entry.packed:
         scores = int(grouped_visits(p, tiles).steps[0]) * entry.tile.block_q * entry.tile.block_kv
         return p.batch * p.kv_heads * scores
-    steps = int(visits(p, tiles.block_q, tiles.block_kv).steps[0])
+    steps = int(tile_visits(p, entry.variant, "fwd", tiles).steps[0])
     return p.batch * p.heads * steps * entry.tile.block_q * entry.tile.block_kv
 
 

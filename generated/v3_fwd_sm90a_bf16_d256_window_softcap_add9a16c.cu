@@ -40,25 +40,25 @@
 //   3ce08f21  device/chunk_address.cuh
 //   b09b16a3  device/fragments.cuh
 //   76c2f1b5  device/integers.cuh
-//   ffda84b0  device/load_v3.cuh
+//   e2fc8c58  device/load_v3.cuh
 //   1cbf0c76  device/mask.cuh
 //   1a579de9  device/matmul_wgmma.cuh
 //   06eb1102  device/matrix_descriptor.cuh
 //   772adaad  device/mbarrier.cuh
 //   e573e32e  device/rescore.cuh
 //   56ce5a2e  device/rows.cuh
-//   572b9004  device/schedule.cuh
+//   978d8b6e  device/schedule.cuh
 //   23af4307  device/score.cuh
 //   2aadce9b  device/score_rows.cuh
 //   5fbe6fb4  device/settled_rows.cuh
-//   3cd0f0af  device/shared_v3.cuh
+//   f81846ef  device/shared_v3.cuh
 //   f7c9f6d8  device/softmax_in_place.cuh
-//   1bcf765d  device/store_tma.cuh
+//   e640d65a  device/store_tma.cuh
 //   567f0171  device/tensor_map.cuh
 //   734305da  device/timeline.cuh
 //   39f26ecb  device/turn.cuh
 //   c2706fe3  device/types.cuh
-//   adc5af30  kernels/v3_fwd.cu
+//   adf953c9  kernels/v3_fwd.cu
 //   5d3e87eb  parts/constants_v3.cuh
 //   5a818b86  parts/main_arrays.cuh
 //   92b4175b  parts/main_options.cuh
@@ -102,7 +102,7 @@
 // "fwd", "scale": 0.0625, "scales": "tensor", "seq": 8192, "seq_kv": 8192, "softcap": 50.0,
 // "varlen": false, "window": [4095, 0]}, "schema": "fasim.plan/1", "slots": 132, "smem_bytes":
 // 230400}
-// ---- the rest of the file has sha256 43dda57f6a4a63e15787f0db4e305f083160bf0f2bd04a29ad41de973a008922
+// ---- the rest of the file has sha256 511268a5845a61c52840c2a3389d878168720f7480267bc74488642babdb0207
 // FlashAttention-3, forward (Shah et al. 2024, algorithms 1 and 2).
 //
 // A block stays on its SM and works on one tile of queries after the other. One warpgroup, the producer,
@@ -716,7 +716,7 @@ struct alignas(1024) SlabTile {
   unsigned char slab[kTileSlabs][kRows][kSlabBytes];
 };
 
-struct Work {  // a tile of queries, of one head; first_query < 0: there is no more
+struct Work {  // a tile of queries, of one head; head < 0: there is no more
   int first_query, head;
   int batch;
 };
@@ -864,7 +864,7 @@ __device__ __forceinline__ Work work_at(int round, const Grid& grid) {
   const int blocks = gridDim.x, q_blocks = (grid.queries + kBlockQ - 1) / kBlockQ;
   const int all_heads = grid.batch * grid.heads, group = grid.heads_together;
   const int turn = round * blocks + (round % 2 ? blocks - 1 - int(blockIdx.x) : int(blockIdx.x));
-  if (turn >= all_heads * q_blocks) return {-1};
+  if (turn >= all_heads * q_blocks) return {0, -1};
   const int first_head = turn / (group * q_blocks) * group;
   const int members = min(group, all_heads - first_head);
   const int place = turn - first_head * q_blocks;
@@ -885,6 +885,11 @@ __device__ __forceinline__ Tiles key_tiles(int first_query, const Span& span) {
   const int begin = first_visible(first_query, span) / kBlockKV;
   const int end = keys > 0 ? (keys + kBlockKV - 1) / kBlockKV : 0;
   return end > begin ? Tiles{end, begin} : Tiles{beyond + 1, beyond};
+}
+
+// The rows of a tile, from its first on, that a consumer answers for.
+__device__ __forceinline__ int own_rows(const Work& work, int consumer, const Span& span) {
+  return span.seq_q - work.first_query;
 }
 
 // Those of which all rows of a consumer, from `query` on, see all keys.
@@ -949,7 +954,7 @@ __device__ __forceinline__ void load_all(Loader& loader, const TensorMap* q_map,
     const Work work = work_of(round);
     wait(&shared.empty_q[at.slot], at.parity ^ 1);
     shared.works[round % kWorks] = work;
-    if (work.first_query < 0) {
+    if (work.head < 0) {
       ptx::mbarrier_arrive(&shared.full_q[at.slot]);
       break;
     }
@@ -1418,17 +1423,16 @@ v3_fwd_sm90a_bf16_d256_window_softcap_add9a16c(
     const Turn at = turn<kQStages>(round);
     wait(&shared.full_q[at.slot], at.parity);
     const Work& work = shared.works[round % kWorks];
-    const int first_query = work.first_query;
     const Tiles tiles = tiles_of(work);
     ++round;
     tile = tiles.end - 1, last_tile = tiles.begin;
-    whole = whole_tiles(first_query + 64 * warpgroup, span_of(work));
-    return first_query >= 0;
+    whole = whole_tiles(work.first_query + 64 * warpgroup, span_of(work));
+    return work.head >= 0;
   };
   const auto end = [&] {
     const Work work = shared.works[(round - 1) % kWorks];
     const i64 rows = (i64(work.batch) * heads + work.head) * seq_q + work.first_query;
-    end_rows(row, shared.factors, lse + rows, 1.f, span_of(work).seq_q - work.first_query);
+    end_rows(row, shared.factors, lse + rows, 1.f, own_rows(work, warpgroup, span_of(work)));
     reset(row);
   };
   const auto store = [&] {

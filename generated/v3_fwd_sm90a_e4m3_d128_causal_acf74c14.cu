@@ -43,27 +43,27 @@
 //   b09b16a3  device/fragments.cuh
 //   76c2f1b5  device/integers.cuh
 //   0c938b81  device/key_order.cuh
-//   ffda84b0  device/load_v3.cuh
+//   e2fc8c58  device/load_v3.cuh
 //   1cbf0c76  device/mask.cuh
 //   1a579de9  device/matmul_wgmma.cuh
 //   06eb1102  device/matrix_descriptor.cuh
 //   772adaad  device/mbarrier.cuh
 //   477f75b5  device/rescore_e4m3.cuh
 //   56ce5a2e  device/rows.cuh
-//   572b9004  device/schedule.cuh
+//   978d8b6e  device/schedule.cuh
 //   b274dbf8  device/score_factor.cuh
 //   5fbe6fb4  device/settled_rows.cuh
-//   3cd0f0af  device/shared_v3.cuh
+//   f81846ef  device/shared_v3.cuh
 //   0722c06f  device/softmax_lazy_e4m3.cuh
 //   17509448  device/span.cuh
-//   1bcf765d  device/store_tma.cuh
+//   e640d65a  device/store_tma.cuh
 //   567f0171  device/tensor_map.cuh
 //   734305da  device/timeline.cuh
 //   c8b7bd88  device/transpose_e4m3.cuh
 //   39f26ecb  device/turn.cuh
 //   c2706fe3  device/types.cuh
 //   8715e91b  device/weights_e4m3.cuh
-//   adc5af30  kernels/v3_fwd.cu
+//   adf953c9  kernels/v3_fwd.cu
 //   5d3e87eb  parts/constants_v3.cuh
 //   5a818b86  parts/main_arrays.cuh
 //   92b4175b  parts/main_options.cuh
@@ -108,7 +108,7 @@
 // "fwd", "scale": 0.08838834764831843, "scales": "head", "seq": 8192, "seq_kv": 8192, "softcap":
 // 0.0, "varlen": false, "window": [-1, -1]}, "schema": "fasim.plan/1", "slots": 132, "smem_bytes":
 // 200704}
-// ---- the rest of the file has sha256 9240ac7567699a03e00b74c6c098262605784aa8823bc2e7a9addd99e6a2e21f
+// ---- the rest of the file has sha256 7a3e2176418e5bd86ac1aa2ea7c72101d85fda467227bfc34763ef18b319d4ed
 // FlashAttention-3, forward (Shah et al. 2024, algorithms 1 and 2).
 //
 // A block stays on its SM and works on one tile of queries after the other. One warpgroup, the producer,
@@ -860,7 +860,7 @@ struct alignas(1024) SlabTile {
   unsigned char slab[kTileSlabs][kRows][kSlabBytes];
 };
 
-struct Work {  // a tile of queries, of one head; first_query < 0: there is no more
+struct Work {  // a tile of queries, of one head; head < 0: there is no more
   int first_query, head;
   int batch;
   float score_factor;  // makes real numbers of Q K^T, softmax's scale included
@@ -971,12 +971,15 @@ __device__ __forceinline__ Work work_at(int round, const Grid& grid) {
   const int blocks = gridDim.x, q_blocks = (grid.queries + kBlockQ - 1) / kBlockQ;
   const int all_heads = grid.batch * grid.heads, group = grid.heads_together;
   const int turn = round * blocks + (round % 2 ? blocks - 1 - int(blockIdx.x) : int(blockIdx.x));
-  if (turn >= all_heads * q_blocks) return {-1};
+  if (turn >= all_heads * q_blocks) return {0, -1};
   const int first_head = turn / (group * q_blocks) * group;
   const int members = min(group, all_heads - first_head);
   const int place = turn - first_head * q_blocks;
   const int head = first_head + place % members;
-  const int first_query = (q_blocks - 1 - place / members) * kBlockQ;
+  // Where tiles have rows to spare, the first has them, which sees the fewest keys: those of consumers that
+  // begin before the first query. What TMA finds there are zeros.
+  const int spare = (q_blocks * kBlockQ - grid.queries) / 64 * 64;
+  const int first_query = (q_blocks - 1 - place / members) * kBlockQ - spare;
   return {first_query, head % grid.heads, head / grid.heads};
 }
 
@@ -997,8 +1000,14 @@ __device__ __forceinline__ Tiles key_tiles(int first_query, const Span& span) {
 // Those of which some row of a consumer, from `query` on, sees keys.
 __device__ __forceinline__ Tiles seen_tiles(int query, const Span& span) {
   const int last = min(query + 63, span.seq_q - 1);
-  const int keys = last < query ? 0 : max(visible_keys(last, span), 0);
+  const int keys = query < 0 || last < query ? 0 : max(visible_keys(last, span), 0);
   return {(keys + kBlockKV - 1) / kBlockKV, 0};
+}
+
+// The rows of a tile, from its first on, that a consumer answers for.
+__device__ __forceinline__ int own_rows(const Work& work, int consumer, const Span& span) {
+  if (work.first_query + 64 * consumer < 0) return 0;
+  return span.seq_q - work.first_query;
 }
 
 // Those of which all rows of a consumer, from `query` on, see all keys.
@@ -1069,7 +1078,7 @@ __device__ __forceinline__ void load_all(Loader& loader, const TensorMap* q_map,
     const Work work = work_of(round);
     wait(&shared.empty_q[at.slot], at.parity ^ 1);
     shared.works[round % kWorks] = work;
-    if (work.first_query < 0) {
+    if (work.head < 0) {
       ptx::mbarrier_arrive(&shared.full_q[at.slot]);
       break;
     }
@@ -1531,7 +1540,7 @@ __device__ __forceinline__ void store_output(Shared& shared, const Accumulator& 
     ptx::fence_proxy_async();
     ptx::bar_sync(kConsumerBarrier + consumer, 128);
     const int query = work.first_query + consumer * 64;
-    if (leads && query < seq_q) {
+    if (leads && query >= 0 && query < seq_q) {
 #pragma unroll
       for (int i = 0; i < kPartSlabs; ++i) {
         const int slab = part * kPartSlabs + i;
@@ -1659,7 +1668,7 @@ v3_fwd_sm90a_e4m3_d128_causal_acf74c14(
     const Grid grid = {batch, heads, seq_q, heads_together};
     const auto work_of = [&](int round) {
       Work work = work_at(round, grid);
-      if (work.first_query >= 0) {
+      if (work.head >= 0) {
         // Real values are stored * scale: Q's and K's go into the factor of Q K^T, V's into that of O.
         [[maybe_unused]] const int kv_head = work.head / (heads / kv_heads);
         [[maybe_unused]] const i64 batch = work.batch;
@@ -1688,18 +1697,17 @@ v3_fwd_sm90a_e4m3_d128_causal_acf74c14(
     const Turn at = turn<kQStages>(round);
     wait(&shared.full_q[at.slot], at.parity);
     const Work& work = shared.works[round % kWorks];
-    const int first_query = work.first_query;
     const Tiles tiles = tiles_of(work);
     ++round;
     tile = tiles.end - 1, last_tile = tiles.begin;
-    whole = whole_tiles(first_query + 64 * warpgroup, span_of(work));
-    return first_query >= 0;
+    whole = whole_tiles(work.first_query + 64 * warpgroup, span_of(work));
+    return work.head >= 0;
   };
   const auto end = [&] {
     const Work work = shared.works[(round - 2) % kWorks];
     const i64 rows = (i64(work.batch) * heads + work.head) * seq_q + work.first_query;
     [[maybe_unused]] const float score_factor = work.score_factor;
-    end_rows(row, lse + rows, score_factor, span_of(work).seq_q - work.first_query);
+    end_rows(row, lse + rows, score_factor, own_rows(work, warpgroup, span_of(work)));
   };
   const auto store = [&] {
     const Work& work = shared.works[(round - 2) % kWorks];

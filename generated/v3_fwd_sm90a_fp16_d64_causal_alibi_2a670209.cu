@@ -36,26 +36,26 @@
 //   3ce08f21  device/chunk_address.cuh
 //   b09b16a3  device/fragments.cuh
 //   76c2f1b5  device/integers.cuh
-//   ffda84b0  device/load_v3.cuh
+//   e2fc8c58  device/load_v3.cuh
 //   1cbf0c76  device/mask.cuh
 //   1a579de9  device/matmul_wgmma.cuh
 //   06eb1102  device/matrix_descriptor.cuh
 //   772adaad  device/mbarrier.cuh
 //   e573e32e  device/rescore.cuh
 //   56ce5a2e  device/rows.cuh
-//   572b9004  device/schedule.cuh
+//   978d8b6e  device/schedule.cuh
 //   23af4307  device/score.cuh
 //   2aadce9b  device/score_rows.cuh
 //   5fbe6fb4  device/settled_rows.cuh
-//   3cd0f0af  device/shared_v3.cuh
+//   f81846ef  device/shared_v3.cuh
 //   f7c9f6d8  device/softmax_in_place.cuh
 //   17509448  device/span.cuh
-//   1bcf765d  device/store_tma.cuh
+//   e640d65a  device/store_tma.cuh
 //   567f0171  device/tensor_map.cuh
 //   734305da  device/timeline.cuh
 //   39f26ecb  device/turn.cuh
 //   c2706fe3  device/types.cuh
-//   adc5af30  kernels/v3_fwd.cu
+//   adf953c9  kernels/v3_fwd.cu
 //   5d3e87eb  parts/constants_v3.cuh
 //   5a818b86  parts/main_arrays.cuh
 //   92b4175b  parts/main_options.cuh
@@ -99,7 +99,7 @@
 // "head_dim_v": 64, "heads": 16, "incoherent": false, "kv_heads": 16, "out_dtype": "fp16", "pass":
 // "fwd", "scale": 0.125, "scales": "tensor", "seq": 4096, "seq_kv": 4096, "softcap": 0.0, "varlen":
 // false, "window": [-1, -1]}, "schema": "fasim.plan/1", "slots": 132, "smem_bytes": 160768}
-// ---- the rest of the file has sha256 545562bb16101a13503dc45afd93808bb07351895f00b77de422000faa846b42
+// ---- the rest of the file has sha256 4b521b323282e9f505b0ba744a453f386c8cd1633f64b2b88942fe1edf617dc1
 // FlashAttention-3, forward (Shah et al. 2024, algorithms 1 and 2).
 //
 // A block stays on its SM and works on one tile of queries after the other. One warpgroup, the producer,
@@ -728,7 +728,7 @@ struct alignas(1024) SlabTile {
   unsigned char slab[kTileSlabs][kRows][kSlabBytes];
 };
 
-struct Work {  // a tile of queries, of one head; first_query < 0: there is no more
+struct Work {  // a tile of queries, of one head; head < 0: there is no more
   int first_query, head;
   int batch;
 };
@@ -866,12 +866,15 @@ __device__ __forceinline__ Work work_at(int round, const Grid& grid) {
   const int blocks = gridDim.x, q_blocks = (grid.queries + kBlockQ - 1) / kBlockQ;
   const int all_heads = grid.batch * grid.heads, group = grid.heads_together;
   const int turn = round * blocks + (round % 2 ? blocks - 1 - int(blockIdx.x) : int(blockIdx.x));
-  if (turn >= all_heads * q_blocks) return {-1};
+  if (turn >= all_heads * q_blocks) return {0, -1};
   const int first_head = turn / (group * q_blocks) * group;
   const int members = min(group, all_heads - first_head);
   const int place = turn - first_head * q_blocks;
   const int head = first_head + place % members;
-  const int first_query = (q_blocks - 1 - place / members) * kBlockQ;
+  // Where tiles have rows to spare, the first has them, which sees the fewest keys: those of consumers that
+  // begin before the first query. What TMA finds there are zeros.
+  const int spare = (q_blocks * kBlockQ - grid.queries) / 64 * 64;
+  const int first_query = (q_blocks - 1 - place / members) * kBlockQ - spare;
   return {first_query, head % grid.heads, head / grid.heads};
 }
 
@@ -887,6 +890,12 @@ __device__ __forceinline__ Tiles key_tiles(int first_query, const Span& span) {
   const int begin = 0;
   const int end = keys > 0 ? (keys + kBlockKV - 1) / kBlockKV : 0;
   return end > begin ? Tiles{end, begin} : Tiles{beyond + 1, beyond};
+}
+
+// The rows of a tile, from its first on, that a consumer answers for.
+__device__ __forceinline__ int own_rows(const Work& work, int consumer, const Span& span) {
+  if (work.first_query + 64 * consumer < 0) return 0;
+  return span.seq_q - work.first_query;
 }
 
 // Those of which all rows of a consumer, from `query` on, see all keys.
@@ -950,7 +959,7 @@ __device__ __forceinline__ void load_all(Loader& loader, const TensorMap* q_map,
     const Work work = work_of(round);
     wait(&shared.empty_q[at.slot], at.parity ^ 1);
     shared.works[round % kWorks] = work;
-    if (work.first_query < 0) {
+    if (work.head < 0) {
       ptx::mbarrier_arrive(&shared.full_q[at.slot]);
       break;
     }
@@ -1318,7 +1327,7 @@ __device__ __forceinline__ void store_output(Shared& shared, const Accumulator& 
     ptx::fence_proxy_async();
     ptx::bar_sync(kConsumerBarrier + consumer, 128);
     const int query = work.first_query + consumer * 64;
-    if (leads && query < seq_q) {
+    if (leads && query >= 0 && query < seq_q) {
 #pragma unroll
       for (int i = 0; i < kPartSlabs; ++i) {
         const int slab = part * kPartSlabs + i;
@@ -1390,18 +1399,17 @@ v3_fwd_sm90a_fp16_d64_causal_alibi_2a670209(
     const Turn at = turn<kQStages>(round);
     wait(&shared.full_q[at.slot], at.parity);
     const Work& work = shared.works[round % kWorks];
-    const int first_query = work.first_query;
     const Tiles tiles = tiles_of(work);
     ++round;
     tile = tiles.end - 1, last_tile = tiles.begin;
-    whole = whole_tiles(first_query + 64 * warpgroup, span_of(work));
-    slope_log2 = first_query < 0 ? 0.f : slopes[work.head] * kLog2e;
-    return first_query >= 0;
+    whole = whole_tiles(work.first_query + 64 * warpgroup, span_of(work));
+    slope_log2 = work.head < 0 ? 0.f : slopes[work.head] * kLog2e;
+    return work.head >= 0;
   };
   const auto end = [&] {
     const Work work = shared.works[(round - 2) % kWorks];
     const i64 rows = (i64(work.batch) * heads + work.head) * seq_q + work.first_query;
-    end_rows(row, shared.factors, lse + rows, 1.f, span_of(work).seq_q - work.first_query);
+    end_rows(row, shared.factors, lse + rows, 1.f, own_rows(work, warpgroup, span_of(work)));
     reset(row);
   };
   const auto store = [&] {

@@ -35,24 +35,24 @@
 //   3ce08f21  device/chunk_address.cuh
 //   b09b16a3  device/fragments.cuh
 //   76c2f1b5  device/integers.cuh
-//   ffda84b0  device/load_v3.cuh
+//   e2fc8c58  device/load_v3.cuh
 //   1cbf0c76  device/mask.cuh
 //   1a579de9  device/matmul_wgmma.cuh
 //   06eb1102  device/matrix_descriptor.cuh
 //   772adaad  device/mbarrier.cuh
 //   e573e32e  device/rescore.cuh
 //   56ce5a2e  device/rows.cuh
-//   572b9004  device/schedule.cuh
+//   978d8b6e  device/schedule.cuh
 //   5fbe6fb4  device/settled_rows.cuh
-//   3cd0f0af  device/shared_v3.cuh
+//   f81846ef  device/shared_v3.cuh
 //   f7c9f6d8  device/softmax_in_place.cuh
 //   17509448  device/span.cuh
-//   1bcf765d  device/store_tma.cuh
+//   e640d65a  device/store_tma.cuh
 //   567f0171  device/tensor_map.cuh
 //   734305da  device/timeline.cuh
 //   39f26ecb  device/turn.cuh
 //   c2706fe3  device/types.cuh
-//   adc5af30  kernels/v3_fwd.cu
+//   adf953c9  kernels/v3_fwd.cu
 //   5d3e87eb  parts/constants_v3.cuh
 //   5a818b86  parts/main_arrays.cuh
 //   92b4175b  parts/main_options.cuh
@@ -96,7 +96,7 @@
 // "head_dim_v": 64, "heads": 32, "incoherent": false, "kv_heads": 32, "out_dtype": "fp16", "pass":
 // "fwd", "scale": 0.125, "scales": "tensor", "seq": 1024, "seq_kv": 1024, "softcap": 0.0, "varlen":
 // false, "window": [-1, -1]}, "schema": "fasim.plan/1", "slots": 132, "smem_bytes": 173056}
-// ---- the rest of the file has sha256 0c8a7bbe09a0c9ce77c63a88814c4b8e53e0feb362c1feb0b9bd95fe421707d5
+// ---- the rest of the file has sha256 32af5aa19250201cf77678536c15a2ae2d91e4a38de6204f781ab3517176a134
 // FlashAttention-3, forward (Shah et al. 2024, algorithms 1 and 2).
 //
 // A block stays on its SM and works on one tile of queries after the other. One warpgroup, the producer,
@@ -726,7 +726,7 @@ struct alignas(1024) SlabTile {
   unsigned char slab[kTileSlabs][kRows][kSlabBytes];
 };
 
-struct Work {  // a tile of queries, of one head; first_query < 0: there is no more
+struct Work {  // a tile of queries, of one head; head < 0: there is no more
   int first_query, head;
   int batch;
 };
@@ -831,7 +831,7 @@ __device__ __forceinline__ Work work_at(int round, const Grid& grid) {
   const int blocks = gridDim.x, q_blocks = (grid.queries + kBlockQ - 1) / kBlockQ;
   const int all_heads = grid.batch * grid.heads, group = grid.heads_together;
   const int turn = round * blocks + (round % 2 ? blocks - 1 - int(blockIdx.x) : int(blockIdx.x));
-  if (turn >= all_heads * q_blocks) return {-1};
+  if (turn >= all_heads * q_blocks) return {0, -1};
   const int first_head = turn / (group * q_blocks) * group;
   const int members = min(group, all_heads - first_head);
   const int place = turn - first_head * q_blocks;
@@ -852,6 +852,11 @@ __device__ __forceinline__ Tiles key_tiles(int first_query, const Span& span) {
   const int begin = 0;
   const int end = keys > 0 ? (keys + kBlockKV - 1) / kBlockKV : 0;
   return end > begin ? Tiles{end, begin} : Tiles{beyond + 1, beyond};
+}
+
+// The rows of a tile, from its first on, that a consumer answers for.
+__device__ __forceinline__ int own_rows(const Work& work, int consumer, const Span& span) {
+  return span.seq_q - work.first_query;
 }
 
 // Those of which all rows of a consumer, from `query` on, see all keys.
@@ -915,7 +920,7 @@ __device__ __forceinline__ void load_all(Loader& loader, const TensorMap* q_map,
     const Work work = work_of(round);
     wait(&shared.empty_q[at.slot], at.parity ^ 1);
     shared.works[round % kWorks] = work;
-    if (work.first_query < 0) {
+    if (work.head < 0) {
       ptx::mbarrier_arrive(&shared.full_q[at.slot]);
       break;
     }
@@ -1353,17 +1358,16 @@ v3_fwd_sm90a_fp16_d64_full_f120c5da(
     const Turn at = turn<kQStages>(round);
     wait(&shared.full_q[at.slot], at.parity);
     const Work& work = shared.works[round % kWorks];
-    const int first_query = work.first_query;
     const Tiles tiles = tiles_of(work);
     ++round;
     tile = tiles.end - 1, last_tile = tiles.begin;
-    whole = whole_tiles(first_query + 64 * warpgroup, span_of(work));
-    return first_query >= 0;
+    whole = whole_tiles(work.first_query + 64 * warpgroup, span_of(work));
+    return work.head >= 0;
   };
   const auto end = [&] {
     const Work work = shared.works[(round - 2) % kWorks];
     const i64 rows = (i64(work.batch) * heads + work.head) * seq_q + work.first_query;
-    end_rows(row, shared.factors, lse + rows, scale_log2, span_of(work).seq_q - work.first_query);
+    end_rows(row, shared.factors, lse + rows, scale_log2, own_rows(work, warpgroup, span_of(work)));
     reset(row);
   };
   const auto store = [&] {

@@ -27,6 +27,7 @@ from fasim.plan import (
     keeps_q,
     lays_out,
     passes_by,
+    rows_before,
     streams,
     tiles_stay,
     transposed_shape,
@@ -86,7 +87,10 @@ class _Head:
             self.streams = streams(problem, tile)
         self.passes_by = variant == "v3" and bool(passes_by(problem, tile))
         self.rows = problem.seq * self.group
-        self.queries = range(0, self.rows, tile.block_q)
+        # Rows that the first tile of queries lacks at its front; it is called by its first query.
+        self.before = int(rows_before(problem, tile.block_q)) if variant == "v3" else 0
+        starts = range(-self.before, self.rows, tile.block_q)
+        self.queries = [max(start, 0) for start in starts]
 
     def seen(self, first: int, count: int) -> range:
         """Keys that ``count`` rows from ``first`` on see; empty if none."""
@@ -99,8 +103,18 @@ class _Head:
 
     def steps(self, query: int) -> list[int]:
         """First keys of the tiles that a tile of queries visits, ascending."""
-        seen, n = self.seen(query, self.tile.block_q), self.tile.block_kv
+        seen, n = self.seen(query, self.held(query)), self.tile.block_kv
         return list(range(seen.start // n * n, seen.stop, n)) if seen else []
+
+    def held(self, query: int) -> int:
+        """Rows of a tile, the last one's clipped."""
+        whole = self.tile.block_q - self.before * (query == 0)
+        return min(whole, self.rows - query)
+
+    def own(self, query: int, consumer: int) -> range:
+        """Those of them that are a consumer's."""
+        first = query - self.before * (query == 0) + WARPGROUP_ROWS * consumer
+        return range(max(first, 0), max(first + WARPGROUP_ROWS, 0))[: max(self.rows - first, 0)]
 
     def at_work(self, query: int, key: int) -> list[int]:
         """The consumers that do not pass a tile of keys by: those of which a row sees some of them,
@@ -109,11 +123,11 @@ class _Head:
         last = not self.transposes and key <= min(self.steps(query), default=key)
         if not self.passes_by or key < 0 or last:
             return list(consumers)
-        return [i for i in consumers if self.meets(query + WARPGROUP_ROWS * i, key)]
+        return [i for i in consumers if self.meets(self.own(query, i), key)]
 
-    def meets(self, first: int, key: int) -> bool:
-        """Whether a row of a warpgroup, from ``first`` on, sees one of a tile of keys."""
-        seen = self.seen(first, WARPGROUP_ROWS) if first < self.rows else range(0)
+    def meets(self, rows: range, key: int) -> bool:
+        """Whether one of some rows sees one of a tile of keys."""
+        seen = self.seen(rows.start, len(rows)) if rows else range(0)
         return bool(seen) and key < seen.stop and seen.start < key + self.tile.block_kv
 
     def load(self, role: str, what: str, query: int = -1, key: int = -1) -> Event:
@@ -125,7 +139,7 @@ class _Head:
     def bytes(self, what: str, query: int, key: int) -> int:
         """Of a tile, clipped to the tensor."""
         p = self.problem
-        rows = min(self.tile.block_q, self.rows - query)
+        rows = self.held(query)
         keys = max(0, min(self.tile.block_kv, p.seq_kv - key))
         size = {
             "q": rows * p.head_dim * p.element_bytes,
@@ -400,9 +414,9 @@ def _each(
     """The same of every consumer at work, for its own rows; the last of them finishes it."""
     whole = {"store": lambda: head.bytes(what, query, key), "load": lambda: head.bias(query, key)}
     size = whole[kind]() if kind in whole else 0
-    rows = min(head.tile.block_q, head.rows - query)
+    rows = head.held(query)
     for i in head.at_work(query, key):
-        own = min(max(rows - WARPGROUP_ROWS * i, 0), WARPGROUP_ROWS)
+        own = len(head.own(query, i))
         event = Event(f"consumer {i}", kind, what, query, key, size * own // rows)
         yield event, ()
     yield None, finished

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from fasim.model.tiles import Ints, Tiles, ceil_div, padded
 from fasim.model.visits import grouped_visits, packed_visits, visible_pairs, visits
-from fasim.plan import transposed_rows, transposes
+from fasim.plan import rows_before, transposed_rows, transposes
 from fasim.problem import Problem
 
 USEFUL = {"fwd": (1, 1), "bwd": (2, 2), "train": (3, 3)}  # matmuls over head_dim, over head_dim_v
@@ -49,7 +49,8 @@ def executed(problem: Problem, algo: str, pass_: str, tiles: Tiles) -> Ints:
     if algo == "v2_second_pass":
         return heads * _two_passes(problem, tiles)
     rows = tiles.rows_apart(algo, problem) if pass_ == "fwd" else tiles.block_q
-    seen = visits(problem, rows, tiles.step_kv)
+    before = rows_before(problem, tiles.block_q) * (rows == tiles.block_q) if algo == "v3" else 0
+    seen = visits(problem, rows, tiles.step_kv, before)
     shows = (algo, pass_, problem.dtype == "e4m3") == ("v3", "fwd", False)
     steps = seen.steps + (seen.blind + _without_rows(problem, tiles, rows)) * shows
     return heads * per_pair * steps * rows * tiles.step_kv

@@ -18,7 +18,7 @@ from fasim.model.footprint import Tensors
 from fasim.model.silicon import Rates, rates
 from fasim.model.steps import Step, query_step, step
 from fasim.model.tiles import Ints, Reals, Tiles, ceil_div
-from fasim.model.visits import grouped_visits, packed_visits, visits
+from fasim.model.visits import grouped_visits, packed_visits, tile_visits, visits
 from fasim.plan import (
     ABREAST,
     LAZY_DTYPES,
@@ -135,7 +135,7 @@ class _Flash:
 
     def _seen(self) -> tuple[Any, int]:
         """Visits of a head, and how many heads there are."""
-        seen = visits(self.problem, self.tiles.block_q, self.tiles.block_kv)
+        seen = tile_visits(self.problem, self.algo, self.pass_, self.tiles)
         return seen, self.problem.batch * self.problem.heads
 
     def times(self) -> Times:

@@ -17,7 +17,7 @@ import numpy as np
 from fasim.gpu import Gpu
 from fasim.model.footprint import Tensors, parts_bytes
 from fasim.model.tiles import Ints, Tiles, ceil_div, padded
-from fasim.model.visits import Visits, grouped_visits, packed_visits, visits
+from fasim.model.visits import Visits, grouped_visits, packed_visits, tile_visits, visits
 from fasim.plan import (
     ABREAST,
     PADDED,
@@ -28,6 +28,7 @@ from fasim.plan import (
     padded_tensors,
     quantisers,
     row_blocks,
+    rows_before,
     scale_shapes,
     transposed_shape,
     transposers,
@@ -82,7 +83,7 @@ def issued(problem: Problem, algo: str, pass_: str, tiles: Tiles) -> Bytes:
         return _v2_split(problem, tiles)
     if algo == "v3_packed":
         return _v3_packed(problem, tiles)
-    seen = visits(problem, tiles.block_q, tiles.block_kv)
+    seen = tile_visits(problem, algo, pass_, tiles)
     moved = _ISSUED[algo, pass_](problem, seen, tiles)
     if transposes(algo, problem.dtype):
         moved = _with_transposed(problem, seen, tiles.block_kv, moved)
@@ -122,7 +123,8 @@ def _option_reads(problem: Problem, algo: str, tiles: Tiles) -> dict[str, Any]:
     wherever a q tile (V2: a warp's rows) meets the keys it visits.
     """
     p, heads = problem, problem.batch * problem.heads
-    seen = visits(problem, tiles.block_q, tiles.step_kv)
+    before = rows_before(p, tiles.block_q) if algo == "v3" else 0
+    seen = visits(p, tiles.block_q, tiles.step_kv, before)
     per_head = np.minimum(seen.q_tiles, 1) if algo == "v1" else seen.q_tiles
     threads = heads * per_head * tiles.threads
     reads: dict[str, Any] = {}

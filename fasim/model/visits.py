@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from fasim.model.tiles import Ints, Tiles, ceil_div
+from fasim.plan import rows_before
 from fasim.problem import Problem
 
 
@@ -89,9 +90,17 @@ def visible_pairs(problem: Problem) -> int:
     return _clipped_sum(seq, last + 1, seq_kv) - _clipped_sum(seq, first, seq_kv)
 
 
-def visits(problem: Problem, block_q: Ints, block_kv: Ints) -> Visits:
-    """Visited tiles for every pair of block_q and block_kv (arrays of one shape)."""
-    return _Walk(problem, block_q, block_kv).visits()
+def visits(problem: Problem, block_q: Ints, block_kv: Ints, before: Ints | int = 0) -> Visits:
+    """Visited tiles for every pair of block_q and block_kv (arrays of one shape). The first q tile
+    may begin so many rows before the first query; none of them counts as one."""
+    return _Walk(problem, block_q, block_kv, before).visits()
+
+
+def tile_visits(problem: Problem, algo: str, pass_: str, tiles: Tiles) -> Visits:
+    """Visits of a kernel's tiles."""
+    ragged = (algo, pass_) == ("v3", "fwd")
+    before = rows_before(problem, tiles.block_q) if ragged else 0
+    return visits(problem, tiles.block_q, tiles.block_kv, before)
 
 
 def floor_sum(n: Ints, m: Ints, a: Ints, b: Ints) -> Ints:
@@ -125,16 +134,19 @@ def _clipped_sum(n: int, shift: int, top: int) -> int:
 
 
 class _Walk:
-    """The q tiles of one head: ``full`` whole ones, then the last, which may be ragged.
+    """The q tiles of one head: ``full`` whole ones, then the last, which may be ragged. Rows before
+    the first query are walked as if there were some, and then taken off.
 
     Only the first ``alive`` q tiles start before the last key; the others see nothing.
     """
 
-    def __init__(self, problem: Problem, block_q: Ints, block_kv: Ints) -> None:
+    def __init__(self, problem: Problem, block_q: Ints, block_kv: Ints, before: Ints | int) -> None:
         first, last = _shifts(problem)
-        self.seq, self.seq_kv = problem.seq, problem.seq_kv
+        self.before = np.asarray(before)
+        self.seq, self.seq_kv = problem.seq + self.before, problem.seq_kv
         self.block_q, self.block_kv = np.broadcast_arrays(block_q, block_kv)
-        self.begin, self.end = first, last  # tile i sees [i*M + begin, end of its rows + end)
+        # Tile i sees [i*M + begin, end of its rows + end).
+        self.begin, self.end = first - self.before, last - self.before
         self.window = 0 if problem.mask in ("full", "causal") else last - first
         self.q_tiles = np.asarray(ceil_div(self.seq, self.block_q))
         self.kv_tiles = np.asarray(ceil_div(self.seq_kv, self.block_kv))
@@ -142,7 +154,7 @@ class _Walk:
         self.alive = np.clip(starting, 0, self.q_tiles)
         self.full = np.clip(self.alive, 0, np.maximum(self.q_tiles - 1, 0))
         self.has_last = (self.alive == self.q_tiles) & (self.q_tiles > 0)
-        self.last_end = min(max(self.seq + self.end, 0), self.seq_kv)
+        self.last_end = min(max(problem.seq + last, 0), self.seq_kv)
 
     def visits(self) -> Visits:
         last_steps = np.where(self.has_last, self._last_steps(), 0)
@@ -151,18 +163,26 @@ class _Walk:
         keys = steps * self.block_kv - self._missing_keys()
         last_keys = last_steps * self.block_kv - self._lacking * self._last_touches
         unseeing, last_blind = self._blind()
+        first_keys, first_steps, first_blind = self._first()
         return Visits(
             q_tiles=self.q_tiles,
             kv_tiles=self.kv_tiles,
             steps=steps,
-            rows=steps * self.block_q - missing * last_steps,
+            rows=steps * self.block_q - missing * last_steps - self.before * first_steps,
             keys=keys,
-            pairs=keys * self.block_q - missing * last_keys,
+            pairs=keys * self.block_q - missing * last_keys - self.before * first_keys,
             longest=self._most(self.kv_tiles, self.block_q, self.block_kv),
             widest=self._most(self.q_tiles, self.block_kv, self.block_q),
             blind=unseeing,
-            blind_rows=unseeing * self.block_q - missing * last_blind,
+            blind_rows=unseeing * self.block_q - missing * last_blind - self.before * first_blind,
         )
+
+    def _first(self) -> tuple[Ints, Ints, Ints]:
+        """Of the first q tile, where it begins before the first query (and so sees all keys up to
+        its last): keys, steps, whether it sees none."""
+        seen = np.clip(np.minimum(self.block_q, self.seq) + self.end, 0, self.seq_kv)
+        steps = np.asarray(ceil_div(seen, self.block_kv))
+        return np.minimum(steps * self.block_kv, self.seq_kv), steps, seen == 0
 
     def _steps_to_ends(self) -> Ints:
         """Sum over alive q tiles of ceil(last visible key / block_kv)."""

@@ -5,7 +5,7 @@
 "use strict";
 
 function makeEvents(model) {
-  const { C, isV3, packs, seen, keepsQ, tilesStay, streams, passesBy, v3Layout, transposers, transposes, transposedShape, valueColumns } = model;
+  const { C, isV3, packs, seen, keepsQ, tilesStay, streams, passesBy, v3Layout, transposers, transposes, transposedShape, valueColumns, rowsBefore } = model;
   const TRANSPOSER = "transposer";  // of V3 in e4m3: the kernel before the main one
   const sum = (xs) => xs.reduce((a, b) => a + b, 0);
   const range = (start, stop, step) => Array.from({ length: Math.max(0, Math.ceil((stop - start) / step)) }, (_, i) => start + i * step);
@@ -19,7 +19,10 @@ function makeEvents(model) {
     const longer = Math.max(s.tensor, s.smem), share = isV3(variant) ? C.WARPGROUP / t.warps : variant === "v1" ? t.step / t.n : 1;
     const product = (n) => (longer * n * share) / (p.d + columns);
     const clocks = { s: product(p.d), pv: product(columns), p: s.softmax * share };
-    const seenBy = (query) => seen(p, query, t.m, group);
+    // Rows that the first tile of queries lacks at its front; it is called by its first query.
+    const lacks = rowsBefore(p, variant, t.m), startOf = (query) => query - (query ? 0 : lacks);
+    const held = (query) => Math.min(t.m - (query ? 0 : lacks), rows - query);
+    const seenBy = (query) => seen(p, query, held(query), group);
     const steps = (query) => {
       const [start, stop] = seenBy(query);
       return stop > start ? range(Math.floor(start / t.n) * t.n, stop, t.n) : [];
@@ -29,7 +32,7 @@ function makeEvents(model) {
       return ofV * Math.max(0, Math.min(count, keys - key));
     };
     const bytes = (what, query, key) => {
-      const own = Math.min(t.m, rows - query), keys = Math.max(0, Math.min(t.n, p.seq_kv - key));
+      const own = held(query), keys = Math.max(0, Math.min(t.n, p.seq_kv - key));
       if (what === "q") return own * p.head_dim * p.e;
       if (what === "k") return keys * p.head_dim * p.e;
       if (what === "v") return keys * p.head_dim_v * p.e;
@@ -40,7 +43,7 @@ function makeEvents(model) {
     // What the main kernel takes for V, and whether that waits for the next scores.
     const values = before ? "vt" : "v", behind = isV3(variant) && !before, goesOn = behind && streams(p, t);
     const passes = variant === "v3" && passesBy(p, t);
-    return { entry, p, t, variant, r, rows, clocks, seenBy, steps, bytes, transposed, values, behind, goesOn, passesBy: passes, queries: range(0, rows, t.m), splits: entry.splits || 1, background: gpu.cp_async };
+    return { entry, p, t, variant, r, rows, clocks, seenBy, steps, bytes, transposed, values, behind, goesOn, passesBy: passes, startOf, held, queries: range(-lacks, rows, t.m).map((start) => Math.max(start, 0)), splits: entry.splits || 1, background: gpu.cp_async };
   }
 
   // Bytes of a dense bias that a step reads: rows that skip a tile of keys together read none of it.
@@ -315,7 +318,7 @@ function makeEvents(model) {
     const product = (what, at, after) => make.event(role, role, "product", what, at.query, at.key, 0, h.clocks[what], after, "tensor");
     const values = () => product("pv", before, { v: before.v.end, p: before.weights[i].end });
     const store = (what) => { if (ends) storeRows(h, make, role, i, what, before.query); };
-    const works = (at) => at && (!h.passesBy || (h.behind && at.last) || meets(h, at.query + C.WARPGROUP_ROWS * i, at.key));
+    const works = (at) => at && (!h.passesBy || (h.behind && at.last) || meets(h, h.startOf(at.query) + C.WARPGROUP_ROWS * i, at.key));
     const first = !h.behind && works(before) && values();
     if (first) until(first);
     if (before && !h.behind) ["lse", "o"].forEach(store);
@@ -333,14 +336,14 @@ function makeEvents(model) {
 
   // Whether a row of a warpgroup, from the first on, sees one of a tile of keys.
   function meets(h, first, key) {
-    const [start, stop] = first < h.rows ? seen(h.p, first, C.WARPGROUP_ROWS, 1) : [0, 0];
+    const [start, stop] = first >= 0 && first < h.rows ? seen(h.p, first, C.WARPGROUP_ROWS, 1) : [0, 0];
     return stop > start && key < stop && start < key + h.t.n;
   }
 
   // A consumer's share of bytes that belong to all rows of a tile.
   function own(h, bytes, query, i) {
-    const rows = Math.min(h.t.m, h.rows - query);
-    return (bytes * Math.min(Math.max(rows - C.WARPGROUP_ROWS * i, 0), C.WARPGROUP_ROWS)) / rows;
+    const first = h.startOf(query) + C.WARPGROUP_ROWS * i, last = Math.min(first + C.WARPGROUP_ROWS, h.rows);
+    return (bytes * Math.max(last - Math.max(first, 0), 0)) / h.held(query);
   }
 
   function storeRows(h, make, role, i, what, query) {

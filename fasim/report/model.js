@@ -51,17 +51,25 @@ function makeModel(C, GPUS) {
   }
 
   // Counts of fasim/model/visits.py, by walking the tiles of queries.
-  function visits(p, m, n) {
-    const key = `${m},${n}`;
-    if (!p.cache.has(key)) p.cache.set(key, countVisits(p, m, n));
+  function visits(p, m, n, before = 0) {
+    const key = `${m},${n},${before}`;
+    if (!p.cache.has(key)) p.cache.set(key, countVisits(p, m, n, before));
     return p.cache.get(key);
   }
 
-  function countVisits(p, m, n) {
+  // Rows that V3's first tile of queries lacks at its front: rows_before in fasim/plan.py.
+  function rowsBefore(p, variant, m) {
+    if (variant !== "v3" || p.mask !== "causal" || p.varlen || p.dense) return 0;
+    return Math.floor((ceilDiv(p.seq, m) * m - p.seq) / C.WARPGROUP_ROWS) * C.WARPGROUP_ROWS;
+  }
+
+  const tileVisits = (p, variant, t, n) => visits(p, queriesOf(p, variant, t), n, rowsBefore(p, variant, t.m));
+
+  function countVisits(p, m, n, before) {
     const q_tiles = ceilDiv(p.seq, m), kv_tiles = ceilDiv(p.seq_kv, n);
     const v = { q_tiles, kv_tiles, steps: 0, rows: 0, keys: 0, pairs: 0, blind: 0, blind_rows: 0 };
     for (let i = 0; i < q_tiles; ++i) {
-      const rows = Math.min(m, p.seq - i * m), [start, stop] = seen(p, i * m, m);
+      const from = i * m - before, rows = Math.min(m, p.seq - from) + Math.min(from, 0), [start, stop] = seen(p, from, m);
       if (stop <= start) {
         v.blind += 1;
         v.blind_rows += rows;
@@ -535,7 +543,7 @@ function makeModel(C, GPUS) {
       reads.m_part = 2 * parts * 4;
       writes = { ...writes, o: rows * p.head_dim_v * p.out, lse: rows * 4 };
     } else {
-      const v = visits(p, queriesOf(p, variant, t), t.n), kv = headsOf(p, variant);
+      const v = tileVisits(p, variant, t, t.n), kv = headsOf(p, variant);
       const rows = variant === "v1" ? v.rows + v.blind_rows : p.seq, again = heads * (rows - p.seq);
       const keys = variant === "v1" ? (v.q_tiles > 0 ? p.seq_kv : 0) : v.keys;
       reads = { q: heads * rows * p.head_dim * p.e, k: kv * keys * p.head_dim * p.e, v: kv * keys * p.head_dim_v * p.e };
@@ -561,7 +569,7 @@ function makeModel(C, GPUS) {
   }
 
   function optionReads(p, variant, t) {
-    const heads = p.batch * p.heads, v = visits(p, t.m, t.step), reads = {};
+    const heads = p.batch * p.heads, v = visits(p, t.m, t.step, rowsBefore(p, variant, t.m)), reads = {};
     const threads = heads * (variant === "v1" ? Math.min(v.q_tiles, 1) : v.q_tiles) * t.warps * C.WARP;
     if (p.bias === "alibi") reads.slopes = 4 * threads;
     if (p.dense) reads.bias = heads * visits(p, rowsApart(p, variant, t), t.step).pairs * p.biasBytes;
@@ -619,7 +627,7 @@ function makeModel(C, GPUS) {
     const heads = p.batch * p.heads, perPair = 2 * (p.d + valueColumns(p, variant));
     if (variant === "standard") return heads * p.seq * p.seq_kv * 2 * (p.head_dim + p.head_dim_v);
     if (variant === "v2_split") return p.batch * p.kv_heads * perPair * packedVisits(p, t.m, t.n).steps * t.m * t.n;
-    const rows = rowsApart(p, variant, t), v = visits(p, variant === "v3_packed" ? queriesOf(p, variant, t) : rows, t.step);
+    const rows = rowsApart(p, variant, t), v = rows === t.m ? tileVisits(p, variant, t, t.step) : visits(p, rows, t.step);
     const blind = isV3(variant) && p.dtype !== "e4m3" ? v.blind + withoutRows(p, t, rows) : 0;
     return headsOf(p, variant) * perPair * (v.steps + blind) * rows * t.step;
   }
@@ -674,7 +682,7 @@ function makeModel(C, GPUS) {
     const r = gpu.rates[variant], s = step(p, r, variant, t);
     s.onChip = Math.max(s.tensor, Math.max(s.softmax, s.smem));
     s.serial = s.tensor + s.softmax + s.smem;
-    const split = variant === "v2_split", v = split ? packedVisits(p, t.m, t.n) : visits(p, queriesOf(p, variant, t), t.n);
+    const split = variant === "v2_split", v = split ? packedVisits(p, t.m, t.n) : tileVisits(p, variant, t, t.n);
     const f = { p, gpu, variant, t, r, s, v, heads: headsOf(p, variant), asked, moved };
     const stages = split || transposes(variant, p) ? 2 : 1, before = transposes(variant, p) ? laidOut(p) : { read: 0, write: 0 };
     const aside = (before.read + before.write) / r.hbm_bytes_s, hbmS = hbmSeconds(f), main = Math.max(hbmS - aside, 0);
@@ -911,7 +919,7 @@ function makeModel(C, GPUS) {
     return { ...entry, useful: useful(p), hbm: need, fits: hbm(p, entry.variant).total <= budget(gpu, reserve), max_seq: maxSeq(p, entry.variant, gpu, reserve) };
   }
 
-  return { C, GPUS, isV3, packs, problemOf, changed, seen, visits, plan, evaluate, step, keepsQ, tilesStay, streams, passesBy, v3Layout, transposers, transposes, transposedShape, valueColumns, tensors, hbm, budget, ceilDiv };
+  return { C, GPUS, isV3, packs, problemOf, changed, seen, visits, tileVisits, rowsBefore, plan, evaluate, step, keepsQ, tilesStay, streams, passesBy, v3Layout, transposers, transposes, transposedShape, valueColumns, tensors, hbm, budget, ceilDiv };
 }
 
 if (typeof module !== "undefined") module.exports = { makeModel };

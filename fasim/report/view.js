@@ -73,7 +73,7 @@ function simOf(version) {
   const entry = entryOf(version);
   if (!entry || !entry.t) return null;
   if (!(version in state.sims)) {
-    const visits = MODEL.visits(entry.problem, entry.t.m, entry.t.step);
+    const visits = MODEL.tileVisits(entry.problem, entry.variant, entry.t, entry.t.step);
     state.sims[version] = visits.steps > MOST_STEPS ? null : EVENTS.simulate(entry);
   }
   return state.sims[version];
@@ -153,7 +153,7 @@ function kindOf(p, group, q0, q1, k0, k1) {
   const first = MODEL.seen(p, q0, 1, group), final = MODEL.seen(p, last, 1, group);
   const end = Math.min(k1, p.seq_kv);
   if (k0 >= final[1] || end <= first[0]) return "skip";
-  const ragged = q1 > rows || k1 > p.seq_kv;
+  const ragged = q0 < 0 || q1 > rows || k1 > p.seq_kv;
   return k0 >= final[0] && end <= first[1] && !ragged ? "full" : "partial";
 }
 
@@ -161,11 +161,12 @@ function matrixCells(entry) {
   const p = entry.problem, group = MODEL.packs(entry.variant) ? p.group : 1, t = entry.t;
   const rows = Math.max(1, Math.ceil((p.seq * group) / t.m)), columns = Math.max(1, Math.ceil(p.seq_kv / t.n));
   const perRow = Math.ceil(rows / MOST_CELLS), perColumn = Math.ceil(columns / MOST_CELLS);
-  const made = { rows, columns, perRow, perColumn, kinds: [], counts: countKinds(p, group, t, rows, columns), group };
+  const before = MODEL.rowsBefore(p, entry.variant, t.m);
+  const made = { rows, columns, perRow, perColumn, before, kinds: [], counts: countKinds(p, group, t, rows, columns, before), group };
   for (let i = 0; i * perRow < rows; ++i) {
     const line = [];
     for (let j = 0; j * perColumn < columns; ++j) {
-      const q0 = i * perRow * t.m, k0 = j * perColumn * t.n;
+      const q0 = i * perRow * t.m - before, k0 = j * perColumn * t.n;
       line.push(kindOf(p, group, q0, q0 + perRow * t.m, k0, k0 + perColumn * t.n));
     }
     made.kinds.push(line);
@@ -174,10 +175,10 @@ function matrixCells(entry) {
 }
 
 // Exact counts of tiles, a row of them at a time.
-function countKinds(p, group, t, rows, columns) {
+function countKinds(p, group, t, rows, columns, before) {
   const counts = { full: 0, partial: 0, skip: 0 };
   for (let i = 0; i < rows; ++i) {
-    const q0 = i * t.m, own = Math.min(t.m, p.seq * group - q0);
+    const q0 = i * t.m - before, own = Math.min(t.m, p.seq * group - q0) + Math.min(q0, 0);
     const [start, stop] = MODEL.seen(p, q0, t.m, group), visited = stop > start ? Math.ceil(stop / t.n) - Math.floor(start / t.n) : 0;
     const from = MODEL.seen(p, q0 + own - 1, 1, group)[0], to = MODEL.seen(p, q0, 1, group)[1];
     const whole = own === t.m ? Math.max(0, Math.floor(to / t.n) - Math.ceil(from / t.n)) : 0;
@@ -225,7 +226,7 @@ function drawMatrix(active) {
   const { g } = cells, [context] = canvasContext(canvas, g.height + 2);
   context.drawImage(cells.still, 0, 0, wide, g.height);
   if (!sim) return;
-  const t = entry.t, place = (query, key) => [g.left + (key / t.n / cells.perColumn) * g.cellX, (query / t.m / cells.perRow) * g.cellY];
+  const t = entry.t, place = (query, key) => [g.left + (key / t.n / cells.perColumn) * g.cellX, ((query ? query + cells.before : 0) / t.m / cells.perRow) * g.cellY];
   drawDone(context, entry, sim, place);
   const height = Math.max(g.cellY / cells.perRow, 3), width = Math.max((g.cellX / cells.perColumn) * (t.step / t.n), 3);
   for (const e of active) {
@@ -246,8 +247,8 @@ function drawDone(context, entry, sim, place) {
   const { g } = cells, t = entry.t, first = Math.max(0, turnAt(sim, state.time) - sim.before);
   if (entry.variant === "v1") return paste(context, g.left, 0, place(0, Math.min(first, cells.columns) * t.n)[0] - g.left, g.height);
   const finished = Math.min(first, cells.rows), causal = entry.variant === "v2" && entry.problem.mask === "causal";
-  if (!causal && !MODEL.isV3(entry.variant)) return paste(context, g.left, 0, g.size, place(finished * t.m, 0)[1]);
-  const y = place((cells.rows - finished) * t.m, 0)[1];
+  if (!causal && !MODEL.isV3(entry.variant)) return paste(context, g.left, 0, g.size, (finished / cells.perRow) * g.cellY);
+  const y = ((cells.rows - finished) / cells.perRow) * g.cellY;
   return paste(context, g.left, y, g.size, g.height - y);
 }
 
@@ -258,7 +259,8 @@ function paste(context, x, y, width, height) {
   context.drawImage(cells.done, x * scale, y * scale, width * scale, height * scale, x, y, width, height);
 }
 
-const tileText = (e, entry) => `Q ${e.query}–${Math.min(e.query + entry.t.m, entry.problem.seq * cellsGroup(entry)) - 1} × K ${e.key}–${e.key + entry.t.step - 1}`;
+const afterTile = (query, entry) => query + entry.t.m - (query ? 0 : MODEL.rowsBefore(entry.problem, entry.variant, entry.t.m));
+const tileText = (e, entry) => `Q ${e.query}–${Math.min(afterTile(e.query, entry), entry.problem.seq * cellsGroup(entry)) - 1} × K ${e.key}–${e.key + entry.t.step - 1}`;
 const cellsGroup = (entry) => (MODEL.packs(entry.variant) ? entry.problem.group : 1);
 
 function legendCounts() {

@@ -154,7 +154,7 @@ __device__ __forceinline__ void load_all(Loader& loader, const TensorMap* q_map,
     const Work work = work_of(round);
     wait(&shared.empty_q[at.slot], at.parity ^ 1);
     shared.works[round % kWorks] = work;
-    if (work.first_query < 0) {
+    if (work.head < 0) {
       ptx::mbarrier_arrive(&shared.full_q[at.slot]);
       break;
     }

@@ -17,12 +17,19 @@ __device__ __forceinline__ Work work_at(int round, const Grid& grid) {
   const int blocks = gridDim.x, q_blocks = (grid.queries + kBlockQ - 1) / kBlockQ;
   const int all_heads = grid.batch * grid.heads, group = grid.heads_together;
   const int turn = round * blocks + (round % 2 ? blocks - 1 - int(blockIdx.x) : int(blockIdx.x));
-  if (turn >= all_heads * q_blocks) return {-1};
+  if (turn >= all_heads * q_blocks) return {0, -1};
   const int first_head = turn / (group * q_blocks) * group;
   const int members = min(group, all_heads - first_head);
   const int place = turn - first_head * q_blocks;
   const int head = first_head + place % members;
+//% if kernel.ragged_first
+  // Where tiles have rows to spare, the first has them, which sees the fewest keys: those of consumers that
+  // begin before the first query. What TMA finds there are zeros.
+  const int spare = (q_blocks * kBlockQ - grid.queries) / 64 * 64;
+  const int first_query = (q_blocks - 1 - place / members) * kBlockQ - spare;
+//% else
   const int first_query = (q_blocks - 1 - place / members) * kBlockQ;
+//% endif
 //% if kernel.varlen
   const Sequence sequence = sequence_at(cu_seqlens_q, cu_seqlens_k, head / grid.heads);
   return {first_query, head % grid.heads, sequence$(", head / grid.heads" if kernel.scaled)};
@@ -38,7 +45,7 @@ __device__ __forceinline__ Work next_work(int& round, const Grid& grid, const in
   Work work;
   do {
     work = work_at(round++, grid, cu_seqlens_q, cu_seqlens_k);
-  } while (work.first_query >= 0 && work.first_query >= work.sequence.seq_q);
+  } while (work.head >= 0 && work.first_query >= work.sequence.seq_q);
   return work;
 }
 
@@ -65,7 +72,7 @@ __device__ __forceinline__ Tiles key_tiles(int first_query, const Span& span) {
 // Those of which some row of a consumer, from `query` on, sees keys.
 __device__ __forceinline__ Tiles seen_tiles(int query, const Span& span) {
   const int last = min(query + 63, span.seq_q - 1);
-  const int keys = last < query ? 0 : max(visible_keys(last, span), 0);
+  const int keys = $("query < 0 || " if kernel.ragged_first)last < query ? 0 : max(visible_keys(last, span), 0);
 //% if kernel.mask == "window"
   return {(keys + kBlockKV - 1) / kBlockKV, first_visible(query, span) / kBlockKV};
 //% else
@@ -74,6 +81,14 @@ __device__ __forceinline__ Tiles seen_tiles(int query, const Span& span) {
 }
 
 //% endif
+// The rows of a tile, from its first on, that a consumer answers for.
+__device__ __forceinline__ int own_rows(const Work& work, int consumer, const Span& span) {
+//% if kernel.ragged_first
+  if (work.first_query + 64 * consumer < 0) return 0;
+//% endif
+  return span.seq_q - work.first_query;
+}
+
 // Those of which all rows of a consumer, from `query` on, see all keys.
 __device__ __forceinline__ Tiles whole_tiles(int query, const Span& span) {
 //% if kernel.mask == "window"

@@ -5,7 +5,7 @@ struct alignas(1024) SlabTile {
   unsigned char slab[kTileSlabs][kRows][kSlabBytes];
 };
 
-struct Work {  // a tile of queries, of one head; first_query < 0: there is no more
+struct Work {  // a tile of queries, of one head; head < 0: there is no more
   int first_query, head;
 //% if kernel.varlen
   Sequence sequence;

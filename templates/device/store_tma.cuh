@@ -71,7 +71,7 @@ __device__ __forceinline__ void store_output(Shared& shared, const Accumulator& 
     ptx::fence_proxy_async();
     ptx::bar_sync(kConsumerBarrier + consumer, 128);
     const int query = work.first_query + consumer * 64;
-    if (leads && query < seq_q) {
+    if (leads && $("query >= 0 && " if kernel.ragged_first)query < seq_q) {
 #pragma unroll
       for (int i = 0; i < kPartSlabs; ++i) {
         const int slab = part * kPartSlabs + i;

@@ -221,12 +221,12 @@ $(parameters(kernel))) {
       const float* q_scales = q_scale + (i64(work.batch) * heads + work.head) * q_blocks;
 //% endif
 #pragma unroll
-      for (int i = 0; i < kConsumers && work.first_query >= 0; ++i) {
-        const int block = min((work.first_query + 64 * i) / kScaleBlock, q_blocks - 1);
+      for (int i = 0; i < kConsumers && work.head >= 0; ++i) {
+        const int block = min($("max(work.first_query + 64 * i, 0)" if kernel.ragged_first else "(work.first_query + 64 * i)") / kScaleBlock, q_blocks - 1);
         work.score_factor[i] = normal_factor($(kernel.factors[0]) * q_scales[$("i64(block) * heads" if kernel.varlen else "block")]);
       }
 //% elif kernel.scaled
-      if (work.first_query >= 0) {
+      if (work.head >= 0) {
         // Real values are stored * scale: Q's and K's go into the factor of Q K^T, V's into that of O.
         [[maybe_unused]] const int kv_head = work.head / (heads / kv_heads);
         [[maybe_unused]] const i64 batch = work.batch;
@@ -275,18 +275,17 @@ $(parameters(kernel))) {
     const Turn at = turn<kQStages>(round);
     wait(&shared.full_q[at.slot], at.parity);
     const Work& work = shared.works[round % kWorks];
-    const int first_query = work.first_query;
 //% if kernel.keeps_q
-    if (first_query >= 0) take_queries(q_rows, shared, at.slot, warpgroup);
+    if (work.head >= 0) take_queries(q_rows, shared, at.slot, warpgroup);
 //% endif
     const Tiles tiles = tiles_of(work);
     ++round;
     tile = tiles.end - 1, last_tile = tiles.begin;
-    whole = whole_tiles(first_query + 64 * warpgroup, span_of(work));
+    whole = whole_tiles(work.first_query + 64 * warpgroup, span_of(work));
 //% if kernel.bias == "alibi"
-    slope_log2 = first_query < 0 ? 0.f : slopes[work.head] * kLog2e;
+    slope_log2 = work.head < 0 ? 0.f : slopes[work.head] * kLog2e;
 //% endif
-    return first_query >= 0;
+    return work.head >= 0;
   };
 //% set begun = 2 if kernel.streams or kernel.scaled else 1
   const auto end = [&] {
@@ -301,12 +300,12 @@ $(parameters(kernel))) {
 //% endif
 //% if kernel.scaled
     [[maybe_unused]] const float score_factor = work.score_factor$("[warpgroup]" if kernel.scales == "block");
-    end_rows(row, lse + rows, $(softmax_factor(kernel)), span_of(work).seq_q - work.first_query);
+    end_rows(row, lse + rows, $(softmax_factor(kernel)), own_rows(work, warpgroup, span_of(work)));
 //% elif kernel.pack_gqa
     const Span span = span_of(work);
-    end_rows(row, shared.factors, lse + rows, $(softmax_factor(kernel)), span.seq_q - work.first_query, span);
+    end_rows(row, shared.factors, lse + rows, $(softmax_factor(kernel)), own_rows(work, warpgroup, span), span);
 //% else
-    end_rows(row, shared.factors, lse + rows, $(softmax_factor(kernel)), span_of(work).seq_q - work.first_query);
+    end_rows(row, shared.factors, lse + rows, $(softmax_factor(kernel)), own_rows(work, warpgroup, span_of(work)));
 //% endif
 //% if not kernel.scaled
     reset(row);

@@ -24,8 +24,10 @@ from fasim.plan import (
     SCALE_INPUTS,
     SLAB_BYTES,
     WARPGROUP,
+    WARPGROUP_ROWS,
     Plan,
     Tile,
+    rows_before,
     transposed_shape,
 )
 from fasim.problem import Problem
@@ -95,9 +97,11 @@ def test_the_emulator_does_what_the_events_say(name: str) -> None:
     spans = traced(replace(entry.plan, slots=1))  # V3: one block does all
     before = [span for span in spans if span["function"].endswith(TRANSPOSING)]
     main = [span for span in spans if span not in before]
+    lacks = int(rows_before(problem, tile.block_q)) if algo == "v3" else 0
+    starts = range(-lacks, max(problem.seq, 1), tile.block_q)
     for role, warp in warps(algo, tile):
         mine = [span for span in main if span["warp"] == warp]
-        done, wanted = executed(mine, problem, tile), stated(said, role)
+        done, wanted = executed(mine, problem, tile, starts), stated(said, role)
         if role == "producer":
             assert list(done) == list(wanted)
         else:
@@ -159,8 +163,11 @@ def stated(said: Iterable[Event], role: str) -> Iterator[Seen]:
             yield event.kind, event.what
 
 
-def executed(spans: list[dict[str, Any]], problem: Problem, tile: Tile) -> Iterator[Seen]:
-    """What one warp did; block after block. That it takes Q into registers is part of its load."""
+def executed(
+    spans: list[dict[str, Any]], problem: Problem, tile: Tile, starts: range
+) -> Iterator[Seen]:
+    """What one warp did; block after block. That it takes Q into registers is part of its load.
+    Tiles of queries begin at ``starts``."""
     spans = [span for span in spans if span["function"] != "take_queries"]
     products = [span["count"] for span in spans if span["sort"] == "product"]
     cost = {"s": products[0], "pv": products[-1]} if products else {}
@@ -171,7 +178,7 @@ def executed(spans: list[dict[str, Any]], problem: Problem, tile: Tile) -> Itera
             yield "softmax", "p"
         elif "array" in span:
             kind = "store" if span["sort"] == "store" else "load"
-            yield from ((kind, (span["array"], row)) for row in rows(span, problem, tile))
+            yield from ((kind, (span["array"], row)) for row in rows(span, problem, tile, starts))
 
 
 def multiplied(span: dict[str, Any], cost: dict[str, int]) -> Iterator[str]:
@@ -188,23 +195,35 @@ def multiplied(span: dict[str, Any], cost: dict[str, int]) -> Iterator[str]:
     assert left == 0, span
 
 
-def rows(span: dict[str, Any], problem: Problem, tile: Tile) -> Iterable[int]:
+def rows(span: dict[str, Any], problem: Problem, tile: Tile, starts: range) -> Iterable[int]:
     """First rows of the tiles that a span's bytes are of; -1 of what has none."""
     name, (start, stop) = span["array"], span["source"]
     if name == "vt":
         return [max(keys_of(span, problem)) // tile.block_kv * tile.block_kv]
     if name in SCALE_INPUTS:
-        block = tile.block_q if name == "q_scale" else tile.block_kv
-        first = -(-start // 4 * SCALE_BLOCK // block) * block  # that begins in its first block
-        return [first if problem.scales == "block" else -1]
+        if problem.scales != "block":
+            return [-1]
+        blocks = range(start // 4, stop // 4)
+        if name == "q_scale":
+            return [max(first, 0) for first in starts if scaled(first, problem, tile) == blocks]
+        return [-(-blocks.start * SCALE_BLOCK // tile.block_kv) * tile.block_kv]
     d, dv, size = problem.head_dim, problem.head_dim_v, problem.element_bytes
     element = {
         **{"q": d * size, "k": d * size, "v": dv * size, "o": dv * problem.out_bytes},
         **{"o_acc": 4 * dv, "m": 4, "l": 4, "lse": 4},
     }[name]
-    block = tile.block_kv if name in ("k", "v") else tile.block_q
-    first, last = start // (element * block), (stop - 1) // (element * block)
-    return range(first * block, last * block + 1, block)
+    first, last = start // element, (stop - 1) // element
+    if name in ("k", "v"):
+        return range(first // tile.block_kv * tile.block_kv, last + 1, tile.block_kv)
+    met = (one for one in starts if one <= last and first < one + tile.block_q)
+    return [max(one, 0) for one in met]
+
+
+def scaled(first: int, problem: Problem, tile: Tile) -> range:
+    """Blocks of scale factors of a tile's queries."""
+    at = [max(first + WARPGROUP_ROWS * i, 0) for i in range(tile.block_q // WARPGROUP_ROWS)]
+    most = (problem.seq - 1) // SCALE_BLOCK
+    return range(min(at[0] // SCALE_BLOCK, most), min(at[-1] // SCALE_BLOCK, most) + 1)
 
 
 def grouped(seen: Iterable[Seen]) -> Iterator[tuple[str, Any]]:
