@@ -54,7 +54,7 @@
 //   b274dbf8  device/score_factor.cuh
 //   5fbe6fb4  device/settled_rows.cuh
 //   f81846ef  device/shared_v3.cuh
-//   0722c06f  device/softmax_lazy_e4m3.cuh
+//   94815db7  device/softmax_lazy_e4m3.cuh
 //   17509448  device/span.cuh
 //   e640d65a  device/store_tma.cuh
 //   567f0171  device/tensor_map.cuh
@@ -63,7 +63,7 @@
 //   39f26ecb  device/turn.cuh
 //   c2706fe3  device/types.cuh
 //   8715e91b  device/weights_e4m3.cuh
-//   adf953c9  kernels/v3_fwd.cu
+//   e46be4eb  kernels/v3_fwd.cu
 //   5d3e87eb  parts/constants_v3.cuh
 //   5a818b86  parts/main_arrays.cuh
 //   92b4175b  parts/main_options.cuh
@@ -108,7 +108,7 @@
 // "fwd", "scale": 0.08838834764831843, "scales": "head", "seq": 8192, "seq_kv": 8192, "softcap":
 // 0.0, "varlen": false, "window": [-1, -1]}, "schema": "fasim.plan/1", "slots": 132, "smem_bytes":
 // 200704}
-// ---- the rest of the file has sha256 7a3e2176418e5bd86ac1aa2ea7c72101d85fda467227bfc34763ef18b319d4ed
+// ---- the rest of the file has sha256 2a85033b5627d0bcb2c52a46e43f8e581135361f151ee9e8c9480638ba7428af
 // FlashAttention-3, forward (Shah et al. 2024, algorithms 1 and 2).
 //
 // A block stays on its SM and works on one tile of queries after the other. One warpgroup, the producer,
@@ -1360,8 +1360,10 @@ __device__ __forceinline__ bool all_settled(const RowState& row, float scale_log
 constexpr float kLargestWeight = 448.f;
 
 // Whether a tile is looked at, the so-manieth of those whose keys a row all sees (the others come before).
-__device__ __forceinline__ bool is_looked_at(int tile) {
-  return tile <= 0 || (tile & (tile - 1) | tile & 0x2aaaaaaa) == 0;
+// To look at the last one would help none that follows, and pays only where few came before.
+__device__ __forceinline__ bool is_looked_at(int tile, bool last) {
+  const bool due = tile <= 0 || (tile & (tile - 1) | tile & 0x2aaaaaaa) == 0;
+  return due && !(last && tile >= 4);
 }
 
 // Makes these the references of the rows, for what was summed so far too: nothing, where no row had one.
@@ -1752,7 +1754,8 @@ v3_fwd_sm90a_e4m3_d128_causal_acf74c14(
     note(kScored, n);
     finish(s, 0);
     float sum[2];
-    weigh(p, sum, s, o, row, score_factor, is_looked_at(whole.end - tile));
+    const bool looks = is_looked_at(whole.end - tile, tile == last_tile);
+    weigh(p, sum, s, o, row, score_factor, looks);
     note(kWeighed, n);
     if constexpr (kOneRound) await_values(n);  // sums of one round are short: then this is faster
     const int slot = n % kStages;

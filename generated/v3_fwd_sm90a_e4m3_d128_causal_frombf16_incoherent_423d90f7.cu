@@ -61,7 +61,7 @@
 //   b274dbf8  device/score_factor.cuh
 //   5fbe6fb4  device/settled_rows.cuh
 //   f81846ef  device/shared_v3.cuh
-//   0722c06f  device/softmax_lazy_e4m3.cuh
+//   94815db7  device/softmax_lazy_e4m3.cuh
 //   17509448  device/span.cuh
 //   e640d65a  device/store_tma.cuh
 //   567f0171  device/tensor_map.cuh
@@ -69,7 +69,7 @@
 //   39f26ecb  device/turn.cuh
 //   c2706fe3  device/types.cuh
 //   8715e91b  device/weights_e4m3.cuh
-//   adf953c9  kernels/v3_fwd.cu
+//   e46be4eb  kernels/v3_fwd.cu
 //   5d3e87eb  parts/constants_v3.cuh
 //   5a818b86  parts/main_arrays.cuh
 //   92b4175b  parts/main_options.cuh
@@ -114,7 +114,7 @@
 // "incoherent": true, "kv_heads": 8, "out_dtype": "bf16", "pass": "fwd", "scale":
 // 0.08838834764831843, "scales": "block", "seq": 8192, "seq_kv": 8192, "softcap": 0.0, "varlen":
 // false, "window": [-1, -1]}, "schema": "fasim.plan/1", "slots": 132, "smem_bytes": 200704}
-// ---- the rest of the file has sha256 15f872a68d9cb2f3d92ff43a3f41d4ae8b9db39fdf65d86b9577086788b30a7c
+// ---- the rest of the file has sha256 e9a657b73200908eddf2ec60a0c51c657057988681b21daef8541d627cad48c3
 // FlashAttention-3, forward (Shah et al. 2024, algorithms 1 and 2).
 //
 // A block stays on its SM and works on one tile of queries after the other. One warpgroup, the producer,
@@ -1380,8 +1380,10 @@ __device__ __forceinline__ bool all_settled(const RowState& row, float scale_log
 constexpr float kLargestWeight = 448.f;
 
 // Whether a tile is looked at, the so-manieth of those whose keys a row all sees (the others come before).
-__device__ __forceinline__ bool is_looked_at(int tile) {
-  return tile <= 0 || (tile & (tile - 1) | tile & 0x2aaaaaaa) == 0;
+// To look at the last one would help none that follows, and pays only where few came before.
+__device__ __forceinline__ bool is_looked_at(int tile, bool last) {
+  const bool due = tile <= 0 || (tile & (tile - 1) | tile & 0x2aaaaaaa) == 0;
+  return due && !(last && tile >= 4);
 }
 
 // Makes these the references of the rows, for what was summed so far too: nothing, where no row had one.
@@ -2044,7 +2046,8 @@ v3_fwd_sm90a_e4m3_d128_causal_frombf16_incoherent_423d90f7(
     note(kScored, n);
     finish(s, 0);
     float sum[2];
-    weigh(p, sum, s, o, row, score_factor, is_looked_at(whole.end - tile), key_factor);
+    const bool looks = is_looked_at(whole.end - tile, tile == last_tile);
+    weigh(p, sum, s, o, row, score_factor, looks, key_factor);
     note(kWeighed, n);
     if constexpr (kOneRound) await_values(n);  // sums of one round are short: then this is faster
     const int slot = n % kStages;

@@ -64,12 +64,14 @@ MMA_BLOCK_CLOCKS = {"fwd": 5000.0, "bwd": 6000.0}
 # Clocks that a step shows of the shorter of the two where it is as long as the other, less in
 # proportion where it is shorter, and more beyond 128 keys; share that two warpgroups show of what
 # their softmax exceeds half of their matmul by, as one has to wait for the other then. Clocks of a
-# tile of queries besides its steps: of all, of one whose Q takes the place of the last, of one in
-# e4m3 whose O leaves in parts, of each step that masks. Fitted to eight tiles at 16,384 keys on an
-# H200, and to 512. Of blocks that share an SM each hides the others': n show an n-th of it all.
+# tile of queries besides its steps: in 16 bits, in e4m3; of one whose Q takes the place of the
+# last, of one in e4m3 whose O leaves in parts; of each step that masks. Fitted to eight tiles at
+# 16,384 keys on an H200, and to 512; those of e4m3 to 36 times. Of blocks that share an SM each
+# hides the others': n show an n-th of it all.
 WGMMA_SHOWN_CLOCKS, WGMMA_WAITS = 700.0, 0.4
 KEPT_SHOWN_CLOCKS = 560.0  # where registers keep Q: 3 % less of a step at head_dim 128
-WGMMA_TILE_CLOCKS, ONE_Q_CLOCKS, O_IN_PARTS_CLOCKS = 2200.0, 2200.0, 3500.0
+WGMMA_TILE_CLOCKS, E4M3_TILE_CLOCKS = 2200.0, 3000.0
+ONE_Q_CLOCKS, O_IN_PARTS_CLOCKS = 2200.0, 4500.0
 MASKED_STEP_CLOCKS, E4M3_MASKED_CLOCKS = 1000.0, 500.0
 RING_CLOCKS = 600.0  # of them that a third stage spares, as the next tile's keys come earlier
 WGMMA_SHOWS, WGMMA_SYNC_CLOCKS = 0.2, 60.0  # backward: share of the shorter, a step's barriers
@@ -314,7 +316,7 @@ class _Flash:
         uniform = self.problem.mask == "full"
         masked = ceil_div(self._queries, self.tiles.block_kv) * (not uniform)
         clocks = (
-            WGMMA_TILE_CLOCKS
+            (E4M3_TILE_CLOCKS if e4m3 else WGMMA_TILE_CLOCKS)
             + late * crowded(self.problem, self.tiles)
             + (E4M3_MASKED_CLOCKS if e4m3 else MASKED_STEP_CLOCKS) * masked
         )

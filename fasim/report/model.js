@@ -770,7 +770,7 @@ function makeModel(C, GPUS) {
       const e4m3 = p.dtype === "e4m3", shows = e4m3 ? C.E4M3_MASKED_CLOCKS : C.MASKED_STEP_CLOCKS;
       const masked = p.mask === "full" ? 0 : shows * ceilDiv(queriesOf(p, variant, t), t.n);
       const drift = t.warps > 2 * C.WARPGROUP || !e4m3, ahead = t.stages > 2 && drift ? C.RING_CLOCKS : 0;
-      return steps * law(resident) + (C.WGMMA_TILE_CLOCKS + late + masked - ahead) / t.blocks;
+      return steps * law(resident) + ((e4m3 ? C.E4M3_TILE_CLOCKS : C.WGMMA_TILE_CLOCKS) + late + masked - ahead) / t.blocks;
     }
     const ends = (C.MMA_BLOCK_CLOCKS.fwd + s.serial / 2) / independent(f, resident);
     return steps * law(resident) + ends + (t.m * (p.head_dim * p.e + p.head_dim_v * p.out)) / r.l2_bytes;

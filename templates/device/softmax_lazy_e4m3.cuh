@@ -20,8 +20,10 @@
 constexpr float kLargestWeight = 448.f;
 
 // Whether a tile is looked at, the so-manieth of those whose keys a row all sees (the others come before).
-__device__ __forceinline__ bool is_looked_at(int tile) {
-  return tile <= 0 || (tile & (tile - 1) | tile & 0x2aaaaaaa) == 0;
+// To look at the last one would help none that follows, and pays only where few came before.
+__device__ __forceinline__ bool is_looked_at(int tile, bool last) {
+  const bool due = tile <= 0 || (tile & (tile - 1) | tile & 0x2aaaaaaa) == 0;
+  return due && !(last && tile >= 4);
 }
 
 //% endif

@@ -387,7 +387,8 @@ $(parameters(kernel))) {
     note(kScored, n);
     finish(s, 0);
     float sum[2];
-    weigh(p, sum, s, o, row, $(softmax_factor(kernel)), $("true" if kernel.bias_dtype else "is_looked_at(whole.end - tile)")$(", key_factor" if unscaled(kernel)));
+    const bool looks = $("true" if kernel.bias_dtype else "is_looked_at(whole.end - tile, tile == last_tile)");
+    weigh(p, sum, s, o, row, $(softmax_factor(kernel)), looks$(", key_factor" if unscaled(kernel)));
     note(kWeighed, n);
     if constexpr (kOneRound) await_values(n);  // sums of one round are short: then this is faster
     const int slot = n % kStages;
