@@ -58,7 +58,7 @@
 //   734305da  device/timeline.cuh
 //   39f26ecb  device/turn.cuh
 //   c2706fe3  device/types.cuh
-//   e46be4eb  kernels/v3_fwd.cu
+//   d2ba55c3  kernels/v3_fwd.cu
 //   5d3e87eb  parts/constants_v3.cuh
 //   5a818b86  parts/main_arrays.cuh
 //   92b4175b  parts/main_options.cuh

@@ -48,13 +48,13 @@
 //   1a579de9  device/matmul_wgmma.cuh
 //   06eb1102  device/matrix_descriptor.cuh
 //   772adaad  device/mbarrier.cuh
-//   477f75b5  device/rescore_e4m3.cuh
+//   60778e40  device/rescore_e4m3.cuh
 //   56ce5a2e  device/rows.cuh
 //   978d8b6e  device/schedule.cuh
 //   b274dbf8  device/score_factor.cuh
 //   5fbe6fb4  device/settled_rows.cuh
 //   f81846ef  device/shared_v3.cuh
-//   94815db7  device/softmax_lazy_e4m3.cuh
+//   57e55e43  device/softmax_lazy_e4m3.cuh
 //   17509448  device/span.cuh
 //   e640d65a  device/store_tma.cuh
 //   567f0171  device/tensor_map.cuh
@@ -63,7 +63,7 @@
 //   39f26ecb  device/turn.cuh
 //   c2706fe3  device/types.cuh
 //   8715e91b  device/weights_e4m3.cuh
-//   e46be4eb  kernels/v3_fwd.cu
+//   d2ba55c3  kernels/v3_fwd.cu
 //   5d3e87eb  parts/constants_v3.cuh
 //   5a818b86  parts/main_arrays.cuh
 //   92b4175b  parts/main_options.cuh
@@ -108,7 +108,7 @@
 // "fwd", "scale": 0.08838834764831843, "scales": "head", "seq": 8192, "seq_kv": 8192, "softcap":
 // 0.0, "varlen": false, "window": [-1, -1]}, "schema": "fasim.plan/1", "slots": 132, "smem_bytes":
 // 200704}
-// ---- the rest of the file has sha256 2a85033b5627d0bcb2c52a46e43f8e581135361f151ee9e8c9480638ba7428af
+// ---- the rest of the file has sha256 18b7dc4251fd1aab15058ce6d126a2c424a57417ba0a559ca1ae141d61aa0bb0
 // FlashAttention-3, forward (Shah et al. 2024, algorithms 1 and 2).
 //
 // A block stays on its SM and works on one tile of queries after the other. One warpgroup, the producer,
@@ -1193,7 +1193,6 @@ __device__ __forceinline__ void few_values(float (&t)[1][kTiles][4], const Weigh
       t[0][kTiles - 1][i] = next;
     }
   }
-  __syncwarp();  // all lanes have read V again
 }
 
 // ---- Products on the tensor cores ---------------------------------------------------------------
@@ -1473,7 +1472,6 @@ __device__ __forceinline__ void lower(Weights& p, Accumulator& o, RowState& row,
       p[0][i / 4][i % 4] = i + 4 < kBlockKV / 8 ? p[0][(i + 4) / 4][i % 4] : fresh[i % 4];
     }
   }
-  __syncwarp();  // all lanes have read their rows and keys again: a vote would not order that
 }
 
 // Turns scores into weights, exp(scale (s - max)) 2^5 for a recent maximum, or if the row looks that of
@@ -1739,7 +1737,7 @@ v3_fwd_sm90a_e4m3_d128_causal_acf74c14(
   // A warp needs its n-th tile of keys no more, nor, after the last, those queries.
   const auto release = [&](u32 n) {
     const int slot = n % kStages;
-    __syncwarp();  // all lanes have read
+    __syncwarp();  // all lanes have read what they read themselves
     if (threadIdx.x % 32 != 0) return;
     ptx::mbarrier_arrive(&shared.empty_k[slot]);
     ptx::mbarrier_arrive(&shared.empty_v[slot]);

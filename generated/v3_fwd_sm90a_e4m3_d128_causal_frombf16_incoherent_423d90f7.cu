@@ -55,13 +55,13 @@
 //   06eb1102  device/matrix_descriptor.cuh
 //   772adaad  device/mbarrier.cuh
 //   b153ad72  device/quantise_e4m3.cuh
-//   477f75b5  device/rescore_e4m3.cuh
+//   60778e40  device/rescore_e4m3.cuh
 //   56ce5a2e  device/rows.cuh
 //   978d8b6e  device/schedule.cuh
 //   b274dbf8  device/score_factor.cuh
 //   5fbe6fb4  device/settled_rows.cuh
 //   f81846ef  device/shared_v3.cuh
-//   94815db7  device/softmax_lazy_e4m3.cuh
+//   57e55e43  device/softmax_lazy_e4m3.cuh
 //   17509448  device/span.cuh
 //   e640d65a  device/store_tma.cuh
 //   567f0171  device/tensor_map.cuh
@@ -69,7 +69,7 @@
 //   39f26ecb  device/turn.cuh
 //   c2706fe3  device/types.cuh
 //   8715e91b  device/weights_e4m3.cuh
-//   e46be4eb  kernels/v3_fwd.cu
+//   d2ba55c3  kernels/v3_fwd.cu
 //   5d3e87eb  parts/constants_v3.cuh
 //   5a818b86  parts/main_arrays.cuh
 //   92b4175b  parts/main_options.cuh
@@ -114,7 +114,7 @@
 // "incoherent": true, "kv_heads": 8, "out_dtype": "bf16", "pass": "fwd", "scale":
 // 0.08838834764831843, "scales": "block", "seq": 8192, "seq_kv": 8192, "softcap": 0.0, "varlen":
 // false, "window": [-1, -1]}, "schema": "fasim.plan/1", "slots": 132, "smem_bytes": 200704}
-// ---- the rest of the file has sha256 e9a657b73200908eddf2ec60a0c51c657057988681b21daef8541d627cad48c3
+// ---- the rest of the file has sha256 ccafe6c0bba519f790244722f52ef9b0a30de280d968b998717f4941a192d890
 // FlashAttention-3, forward (Shah et al. 2024, algorithms 1 and 2).
 //
 // A block stays on its SM and works on one tile of queries after the other. One warpgroup, the producer,
@@ -1212,7 +1212,6 @@ __device__ __forceinline__ void few_values(float (&t)[1][kTiles][4], const Weigh
       t[0][kTiles - 1][i] = next;
     }
   }
-  __syncwarp();  // all lanes have read V again
 }
 
 // ---- Products on the tensor cores ---------------------------------------------------------------
@@ -1504,7 +1503,6 @@ __device__ __forceinline__ void lower(Weights& p, Accumulator& o, RowState& row,
       p[0][i / 4][i % 4] = i + 4 < kBlockKV / 8 ? p[0][(i + 4) / 4][i % 4] : fresh[i % 4];
     }
   }
-  __syncwarp();  // all lanes have read their rows and keys again: a vote would not order that
 }
 
 // Turns scores into weights, exp(scale (s - max)) 2^5 for a recent maximum, or if the row looks that of
@@ -2031,7 +2029,7 @@ v3_fwd_sm90a_e4m3_d128_causal_frombf16_incoherent_423d90f7(
   // A warp needs its n-th tile of keys no more, nor, after the last, those queries.
   const auto release = [&](u32 n) {
     const int slot = n % kStages;
-    __syncwarp();  // all lanes have read the scale factors
+    __syncwarp();  // all lanes have read what they read themselves
     if (threadIdx.x % 32 != 0) return;
     ptx::mbarrier_arrive(&shared.empty_k[slot]);
     ptx::mbarrier_arrive(&shared.empty_v[slot]);

@@ -42,5 +42,4 @@ __device__ __forceinline__ void few_values(float (&t)[1][kTiles][4], const Weigh
       t[0][kTiles - 1][i] = next;
     }
   }
-  __syncwarp();  // all lanes have read V again
 }

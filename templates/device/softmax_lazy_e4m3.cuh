@@ -152,7 +152,6 @@ __device__ __forceinline__ void lower(Weights& p, Accumulator& o, RowState& row,
       p[0][i / 4][i % 4] = i + 4 < kBlockKV / 8 ? p[0][(i + 4) / 4][i % 4] : fresh[i % 4];
     }
   }
-  __syncwarp();  // all lanes have read their rows and keys again: a vote would not order that
 }
 
 //% endif

@@ -372,7 +372,7 @@ $(parameters(kernel))) {
   // A warp needs its n-th tile of keys no more, nor, after the last, those queries.
   const auto release = [&](u32 n) {
     const int slot = n % kStages;
-    __syncwarp();  // all lanes have read$(" the scale factors" if kernel.scales == "block")
+    __syncwarp();  // all lanes have read what they read themselves
     if (threadIdx.x % 32 != 0) return;
     ptx::mbarrier_arrive(&shared.empty_k[slot]);
     ptx::mbarrier_arrive(&shared.empty_v[slot]);

@@ -38,6 +38,7 @@ CASE = replace(PLAIN, seq_kv=400, values="normal")
 SPIKES = replace(CASE, values="spikes")
 LOOKED_AT = replace(SPIKES, seq_kv=144)  # every tile is: no row is done again
 FEW_ROWS = replace(CASE, seq=260, seq_kv=260)
+FEW_QUERIES = replace(CASE, seq=60, seq_kv=900)
 AGAIN = "a row is done again though all tiles are looked at"
 
 
@@ -179,11 +180,7 @@ PRODUCTS = (
 LET_GO = "    ptx::mbarrier_arrive(&shared.empty_k[slot]);\n"
 CHECK = "    add_values(o, p,"
 TELLS = "    if (ptx::thread_index() % 32 == 0) ptx::mbarrier_arrive(&shared."
-AGAIN_SYNC = "  __syncwarp();  // all lanes have read V again\n"
-LOWER_SYNC = (
-    "  __syncwarp();  // all lanes have read their rows and keys again:"
-    " a vote would not order that\n"
-)
+HAVE_READ = "    __syncwarp();  // all lanes have read what they read themselves\n"
 EARLY = ("stage still read", "arrival mismatch", "deadlock", *LATE)
 DONE_AGAIN = (
     Bug(
@@ -267,29 +264,29 @@ DONE_AGAIN = (
     ),
     Bug(
         "nobody looks",
-        "return tile <= 0 || (tile & (tile - 1) | tile & 0x2aaaaaaa) == 0;",
+        "return due && !(last && tile >= 4);",
         "return false;",
         (AGAIN,),
         case=LOOKED_AT,
     ),
     Bug(
         "a tile beyond those all see is not looked at",
-        "return tile <= 0 || (tile & (tile - 1) | tile & 0x2aaaaaaa) == 0;",
-        "return tile > 0 && (tile & (tile - 1) | tile & 0x2aaaaaaa) == 0;",
+        "const bool due = tile <= 0 ||",
+        "const bool due = tile > 0 &&",
         (AGAIN,),
         "causal",
         LOOKED_AT,
     ),
     Bug(
         "a warp tells of V before its lanes have read it again",
-        AGAIN_SYNC,
+        HAVE_READ,
         "",
         ("stage still read",),
         case=SPIKES,
     ),
     Bug(
         "a warp tells of K before its lanes have read it again",
-        LOWER_SYNC,
+        HAVE_READ,
         "",
         ("stage still read",),
         "two rounds",
@@ -357,7 +354,7 @@ PASSED_BY = (  # of three consumers the first sees none of the last keys, the la
         "      release(n);\n",
         ("deadlock", "stage still read", "arrival mismatch", *LATE, "race"),
         "three, causal",
-        FEW_ROWS,
+        FEW_QUERIES,
     ),
     Bug(
         "what is passed by is not released",
@@ -418,7 +415,8 @@ BLOCKS = (
     ),
     Bug(
         "scores computed again have no factor of K's",
-        "      multiply(few, key_factor);\n",
+        "      multiply(few, normal_factor(shared.key_factors[slot]));"
+        "  // again, lest it be kept\n",
         "",
         kernel="blocks",
         case=SPIKES,
@@ -443,7 +441,7 @@ BLOCKS = (
     ),
     Bug(
         "scale factors are read behind their release",
-        "    __syncwarp();  // all lanes have read the scale factors\n",
+        HAVE_READ,
         "",
         ("race", "stage still read"),
         kernel="blocks",

@@ -121,8 +121,8 @@ def finder(kernel: Kernel, case: Case) -> str:
     return NOTHING
 
 
-K_WAIT = "    wait(&shared.full_k[at.slot], at.parity);\n"
-V_WAIT = "    wait(&shared.full_v[at.slot], at.parity);\n"
+K_WAIT = " wait_for(shared.full_k, n);"
+V_WAIT = " wait_for(shared.full_v, n);"
 EMPTY_K = (
     "    wait(&shared.empty_k[at.slot], at.parity ^ 1);  // passes at once the first time round\n"
 )
@@ -163,17 +163,17 @@ BARRIERS = (
     Bug(
         "one thread of a warpgroup waits for V",
         V_WAIT,
-        V_WAIT.replace("wait", "if (leads) wait"),
+        V_WAIT.replace("wait", "if (leads) wait", 1),
         LATE,
     ),
     Bug(
         "the parity of full is flipped",
-        K_WAIT,
-        K_WAIT.replace("parity", "parity ^ 1"),
+        "  wait(&full[at.slot], at.parity);",
+        "  wait(&full[at.slot], at.parity ^ 1);",
         (*LATE, "deadlock"),
     ),
     Bug("the parity of empty is not flipped", EMPTY_K, EMPTY_K.replace(" ^ 1", ""), "deadlock"),
-    Bug("phases never alternate", "u32(n / kSlots % 2)", "0u", (*EARLY, "deadlock", "race")),
+    Bug("phases never alternate", ", n / kSlots % 2}", ", 0u}", (*EARLY, "deadlock", "race")),
     Bug("the loader does not wait for an empty K", EMPTY_K, "", EARLY),
     Bug("the loader does not wait for an empty V", EMPTY_V, "", EARLY),
     Bug(
@@ -321,7 +321,7 @@ STAGES = (
     ),
     Bug(
         "another stage is multiplied",
-        "descriptor_of(shared.v[at.slot])",
+        "descriptor_of(shared.v[n % kStages])",
         "descriptor_of(shared.v[(n + 1) % kStages])",
         (*LATE, "uninitialised read", RIGHT),
     ),
@@ -552,8 +552,8 @@ SOFTMAX = (
     ),
     Bug(
         "the next tile's rows go on with the last one's",
-        "work.first_query);\n    reset(row);\n",
-        "work.first_query);\n",
+        "span_of(work)));\n    reset(row);\n",
+        "span_of(work)));\n",
         RIGHT,
     ),
     Bug(
@@ -561,6 +561,64 @@ SOFTMAX = (
         "      store();\n      zero(o);\n",
         "      store();\n",
         RIGHT,
+    ),
+)
+
+GIVES_V = "if (leads && passed) ptx::mbarrier_arrive(&shared.empty_v[(n - 1) % kStages]);\n"
+FEW = replace(PLAIN, seq=60, seq_kv=900)  # the first consumer has no rows
+PASSED_BY = (
+    Bug(
+        "K that is passed by is not given back",
+        "      if (leads) ptx::mbarrier_arrive(&shared.empty_k[n % kKeyStages]);\n      if",
+        "      if",
+        "deadlock",
+        "wide",
+        FEW,
+    ),
+    Bug(
+        "V that is passed by is not given back",
+        f"      {GIVES_V}      pass",
+        "      pass",
+        "deadlock",
+        "wide",
+        FEW,
+    ),
+    Bug(
+        "the last V that is passed by is not given back",
+        f"    {GIVES_V}    for",
+        "    for",
+        "deadlock",
+        "wide",
+        replace(PLAIN, seq=400, seq_kv=400),
+    ),
+    Bug(
+        "what is passed by takes no turn",
+        "      pass_turn(warpgroup);\n      passed = true;\n",
+        "      passed = true;\n",
+        "deadlock",
+        "wide",
+        FEW,
+    ),
+    Bug(
+        "a tile too many is passed by",
+        "tile > max(seen - 1, last_tile); --tile",
+        "tile > max(seen - 2, last_tile); --tile",
+        (RIGHT, WORK),
+        "wide",
+    ),
+    Bug(
+        "rows before the first query are stored",
+        "query >= 0 && query < seq_q",
+        "query < seq_q",
+        "store before its tensor",
+        case=FEW,
+    ),
+    Bug(
+        "rows before the first query have a log-sum-exp",
+        "  if (work.first_query + 64 * consumer < 0) return 0;\n",
+        "",
+        ("out of bounds", RIGHT),
+        case=FEW,
     ),
 )
 
@@ -611,7 +669,7 @@ OPTIONS = (
     ),
     Bug(
         "the next head goes on with the last one's slope",
-        "slope_log2 = first_query < 0 ? 0.f : slopes[work.head] * kLog2e;",
+        "slope_log2 = work.head < 0 ? 0.f : slopes[work.head] * kLog2e;",
         "slope_log2 = slopes[0] * kLog2e;",
         (RIGHT, COUNTED),
         "alibi",
@@ -650,7 +708,7 @@ OPTIONS = (
     ),
     Bug(
         "tiles beyond a packed sequence are worked on",
-        "work.first_query >= 0 && work.first_query >= work.sequence.seq_q",
+        "work.head >= 0 && work.first_query >= work.sequence.seq_q",
         "false",
         (PACKED, RIGHT, COUNTED),
         "varlen",
@@ -818,5 +876,5 @@ AGAIN = (
 
 BUGS = (
     *(*BARRIERS, *STAGES, *PROXIES, *PRODUCTS, *REGISTERS, *SOFTMAX, *SCHEDULE, *OPTIONS),
-    *(*GROUPED, *AGAIN),
+    *(*GROUPED, *AGAIN, *PASSED_BY),
 )
