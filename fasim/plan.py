@@ -1252,13 +1252,14 @@ def rows_before(problem: Problem, block_q: Any) -> Any:
 
 def passes_by(work: KernelSpec | Problem, tile: Any) -> Any:
     """Whether a consumer of V3 passes by tiles of keys of which none of its rows sees any: in e4m3
-    always. In 16 bits a causal mask has some for all consumers but the last; where the next scores
+    always. In 16 bits a causal mask has some for the first of two consumers; where the next scores
     are under way, or rows are packed, there is no place for it, and a dense bias would be read.
-    ``tile`` may be a Tile or arrays of what it holds."""
+    Three keep their tiles until softmax is over. ``tile`` may be a Tile or arrays of what it holds.
+    """
     if work.dtype == "e4m3":
         return tile.warps > 0
     has_such = work.mask == "causal" and not work.bias.startswith("dense")
-    return (tile.warps > WARPGROUP) & has_such & crowded(work, tile)
+    return (tile.warps == 2 * WARPGROUP) & has_such & crowded(work, tile)
 
 
 def crowded(work: KernelSpec | Problem, tile: Any) -> Any:

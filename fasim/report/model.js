@@ -222,7 +222,7 @@ function makeModel(C, GPUS) {
   // Whether consumers pass by tiles of keys that none of their rows sees: passes_by in fasim/plan.py.
   function passesBy(p, t) {
     if (p.dtype === "e4m3") return true;
-    return t.warps > C.WARPGROUP && p.mask === "causal" && !p.dense && crowded(p, t);
+    return t.warps === 2 * C.WARPGROUP && p.mask === "causal" && !p.dense && crowded(p, t);
   }
 
   // Whether there is no room for two tiles of Q beside O in one piece: crowded in fasim/plan.py.

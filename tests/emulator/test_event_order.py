@@ -52,6 +52,11 @@ CASES: dict[str, tuple[str, Tile, dict[str, Any]]] = {
     "v2-one-stage": ("v2", replace(V2, stages=1), {"seq": 128, "seq_kv": 256}),
     "v3-causal": ("v3", V3, {"seq": 512, "seq_kv": 250, "causal": True}),
     "v3-one-q": ("v3", V3, {"seq": 384, "seq_kv": 250, "head_dim": 256, "causal": True}),
+    "v3-one-q-three": (
+        "v3",
+        Tile(block_q=192, block_kv=96, warps=12, stages=2),
+        {"seq": 250, "seq_kv": 300, "head_dim": 80, "causal": True},
+    ),
     "v3-passing-by": ("v3", V3, {"seq": 150, "seq_kv": 250, "head_dim": 256, "causal": True}),
     "v3-window": ("v3", V3, {"seq": 256, "seq_kv": 250, "window": (70, 10)}),
     "v3-three-consumers": (
