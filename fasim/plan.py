@@ -1245,9 +1245,11 @@ def ragged_first(work: KernelSpec | Problem) -> bool:
     return work.mask == "causal" and not work.varlen and not work.bias.startswith("dense")
 
 
-def rows_before(problem: Problem, block_q: Any) -> Any:
-    """Those that it lacks at its front: whole warpgroups of them. ``block_q`` may be an array."""
-    return -problem.seq % block_q // WARPGROUP_ROWS * WARPGROUP_ROWS * ragged_first(problem)
+def rows_before(problem: Problem, variant: str, pass_: str, block_q: Any) -> Any:
+    """Those that a kernel's first tile of queries lacks at its front: whole warpgroups of them, in
+    V3's forward pass alone. ``block_q`` may be an array."""
+    lacks = (variant, pass_) == ("v3", "fwd") and ragged_first(problem)
+    return -problem.seq % block_q // WARPGROUP_ROWS * WARPGROUP_ROWS * lacks
 
 
 def passes_by(work: KernelSpec | Problem, tile: Any) -> Any:

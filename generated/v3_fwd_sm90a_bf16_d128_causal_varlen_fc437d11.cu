@@ -47,10 +47,10 @@
 //   772adaad  device/mbarrier.cuh
 //   e573e32e  device/rescore.cuh
 //   56ce5a2e  device/rows.cuh
-//   978d8b6e  device/schedule.cuh
-//   5fbe6fb4  device/settled_rows.cuh
+//   2031903a  device/schedule.cuh
+//   ddeea4d9  device/settled_rows.cuh
 //   f81846ef  device/shared_v3.cuh
-//   f7c9f6d8  device/softmax_in_place.cuh
+//   fbb13e4f  device/softmax_in_place.cuh
 //   17509448  device/span.cuh
 //   e640d65a  device/store_tma.cuh
 //   567f0171  device/tensor_map.cuh
@@ -58,7 +58,7 @@
 //   39f26ecb  device/turn.cuh
 //   c2706fe3  device/types.cuh
 //   22b08741  device/varlen.cuh
-//   d2ba55c3  kernels/v3_fwd.cu
+//   4c671306  kernels/v3_fwd.cu
 //   5d3e87eb  parts/constants_v3.cuh
 //   5a818b86  parts/main_arrays.cuh
 //   92b4175b  parts/main_options.cuh
@@ -102,7 +102,7 @@
 // "fwd", "scale": 0.08838834764831843, "scales": "tensor", "seq": 4096, "seq_kv": 4096, "softcap":
 // 0.0, "varlen": true, "window": [-1, -1]}, "schema": "fasim.plan/1", "slots": 132, "smem_bytes":
 // 230400}
-// ---- the rest of the file has sha256 08d785087b0e986cc66aea466d50debcd8e28a77c2ed70e6ca0627953dccab59
+// ---- the rest of the file has sha256 b32b788dfd32e046b68e8d0bca9b9fc3cb6f1a4007dd9af571abaa227391e706
 // FlashAttention-3, forward (Shah et al. 2024, algorithms 1 and 2).
 //
 // A block stays on its SM and works on one tile of queries after the other. One warpgroup, the producer,
@@ -1102,6 +1102,12 @@ __device__ __forceinline__ bool is_settled(float max, float scale_log2) {
   return fabsf(max) * scale_log2 < kHugeExponent;
 }
 
+// All rows of the warp.
+__device__ __forceinline__ bool all_settled(const RowState& row, float scale_log2) {
+  const bool both = is_settled(row.max[0], scale_log2) && is_settled(row.max[1], scale_log2);
+  return __all_sync(~0u, both);
+}
+
 // The largest of `max` and a thread's scores of one row: two by two, as each has to wait for another.
 __device__ __forceinline__ float highest_of(const Scores& s, int half, float max) {
   float highest[2] = {max, max};
@@ -1112,10 +1118,15 @@ __device__ __forceinline__ float highest_of(const Scores& s, int half, float max
   return fmaxf(highest[0], highest[1]);
 }
 
-// All rows of the warp.
-__device__ __forceinline__ bool all_settled(const RowState& row, float scale_log2) {
-  const bool both = is_settled(row.max[0], scale_log2) && is_settled(row.max[1], scale_log2);
-  return __all_sync(~0u, both);
+// Takes the references of rows from their scores where a multiply-add may not.
+__device__ __forceinline__ void take_references(Scores& s, const RowState& row, float scale_log2) {
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    if (is_settled(row.max[half], scale_log2)) continue;
+    const float reference = reference_of(row.max[half]);
+#pragma unroll
+    for (int n = 0; n < kBlockKV / 4; ++n) s[0][n / 2][2 * half + n % 2] -= reference;
+  }
 }
 
 // ---- Online softmax, lazily and in place --------------------------------------------------------
@@ -1163,8 +1174,7 @@ __device__ __forceinline__ void follow(RowState& row, Accumulator& o, const Late
   for (int i = 0; i < kDV / 2; ++i) o[0][i / 4][i % 4] *= factor[i / 2 % 2];
 }
 
-// Gives the rows that have none a reference, the maximum. From the scores of those that a multiply-add
-// may not take it away from it is taken at once.
+// Gives the rows that have none a reference, the maximum.
 __device__ __forceinline__ void settle(Scores& s, RowState& row, const Late& late,
                                        float scale_log2) {
   float max[2];
@@ -1174,13 +1184,7 @@ __device__ __forceinline__ void settle(Scores& s, RowState& row, const Late& lat
     max[half] = is_settled(row.max[half], scale_log2) ? row.max[half] : highest;
   }
   move_to(row, late, max, scale_log2, false);
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    if (is_settled(row.max[half], scale_log2)) continue;
-    const float reference = reference_of(row.max[half]);
-#pragma unroll
-    for (int n = 0; n < kBlockKV / 4; ++n) s[0][n / 2][2 * half + n % 2] -= reference;
-  }
+  take_references(s, row, scale_log2);
 }
 
 // Scores become weights, exp2(s scale - shift).
@@ -1323,7 +1327,7 @@ __device__ __forceinline__ void store_output(Shared& shared, const Accumulator& 
 }
 
 // A consumer has started its products: the next one may. One alone takes no turns.
-__device__ __forceinline__ void pass_turn(int consumer) {
+__device__ __forceinline__ void pass_turn() {
   const int next = threadIdx.x / 128 + 1 < kConsumers ? threadIdx.x / 128 + 1 : 0;
   if (kConsumers > 1) ptx::bar_arrive(kTurnBarrier + next, 256);
 }
@@ -1381,7 +1385,7 @@ v3_fwd_sm90a_bf16_d128_causal_varlen_fc437d11(
   // ---- Consumer ----
   ptx::setmaxnreg_inc<kRegisters>();
   const bool leads = threadIdx.x % 128 == 0;
-  if (warpgroup == kConsumers - 1) pass_turn(warpgroup);  // the first one's first turn
+  if (warpgroup == kConsumers - 1) pass_turn();  // the first one's first turn
   Scores s;
   Weights p;
   Accumulator o;
@@ -1451,7 +1455,7 @@ v3_fwd_sm90a_bf16_d128_causal_varlen_fc437d11(
   // The weights of the first tile of keys, and those of tile n + 1 while the values of tile n are summed.
   const auto first_weights = [&] {
     start(n);
-    pass_turn(warpgroup);
+    pass_turn();
     finish_products<0>(s);
     reset(row);
     zero(o);
@@ -1463,7 +1467,7 @@ v3_fwd_sm90a_bf16_d128_causal_varlen_fc437d11(
   const auto next_weights = [&](bool ends) {
     start(n + 1);
     start_values_of(n);
-    pass_turn(warpgroup);
+    pass_turn();
     if (ends) end();
     finish_products<1>(s);
     const Late late = {shared.factors, ends};

@@ -47,18 +47,18 @@
 //   772adaad  device/mbarrier.cuh
 //   e573e32e  device/rescore.cuh
 //   56ce5a2e  device/rows.cuh
-//   978d8b6e  device/schedule.cuh
+//   2031903a  device/schedule.cuh
 //   23af4307  device/score.cuh
 //   2aadce9b  device/score_rows.cuh
-//   5fbe6fb4  device/settled_rows.cuh
+//   ddeea4d9  device/settled_rows.cuh
 //   f81846ef  device/shared_v3.cuh
-//   f7c9f6d8  device/softmax_in_place.cuh
+//   fbb13e4f  device/softmax_in_place.cuh
 //   e640d65a  device/store_tma.cuh
 //   567f0171  device/tensor_map.cuh
 //   734305da  device/timeline.cuh
 //   39f26ecb  device/turn.cuh
 //   c2706fe3  device/types.cuh
-//   d2ba55c3  kernels/v3_fwd.cu
+//   4c671306  kernels/v3_fwd.cu
 //   5d3e87eb  parts/constants_v3.cuh
 //   5a818b86  parts/main_arrays.cuh
 //   92b4175b  parts/main_options.cuh
@@ -102,7 +102,7 @@
 // "fwd", "scale": 0.0625, "scales": "tensor", "seq": 8192, "seq_kv": 8192, "softcap": 50.0,
 // "varlen": false, "window": [4095, 0]}, "schema": "fasim.plan/1", "slots": 132, "smem_bytes":
 // 230400}
-// ---- the rest of the file has sha256 511268a5845a61c52840c2a3389d878168720f7480267bc74488642babdb0207
+// ---- the rest of the file has sha256 011e21fd3ed4e24cd7f098f1adfd9a3a0c671e695de1098571abeb4e9705b27d
 // FlashAttention-3, forward (Shah et al. 2024, algorithms 1 and 2).
 //
 // A block stays on its SM and works on one tile of queries after the other. One warpgroup, the producer,
@@ -1142,6 +1142,12 @@ __device__ __forceinline__ bool is_settled(float max, float scale_log2) {
   return fabsf(max) * scale_log2 < kHugeExponent;
 }
 
+// All rows of the warp.
+__device__ __forceinline__ bool all_settled(const RowState& row, float scale_log2) {
+  const bool both = is_settled(row.max[0], scale_log2) && is_settled(row.max[1], scale_log2);
+  return __all_sync(~0u, both);
+}
+
 // The largest of `max` and a thread's scores of one row: two by two, as each has to wait for another.
 __device__ __forceinline__ float highest_of(const Scores& s, int half, float max) {
   float highest[2] = {max, max};
@@ -1152,10 +1158,15 @@ __device__ __forceinline__ float highest_of(const Scores& s, int half, float max
   return fmaxf(highest[0], highest[1]);
 }
 
-// All rows of the warp.
-__device__ __forceinline__ bool all_settled(const RowState& row, float scale_log2) {
-  const bool both = is_settled(row.max[0], scale_log2) && is_settled(row.max[1], scale_log2);
-  return __all_sync(~0u, both);
+// Takes the references of rows from their scores where a multiply-add may not.
+__device__ __forceinline__ void take_references(Scores& s, const RowState& row, float scale_log2) {
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    if (is_settled(row.max[half], scale_log2)) continue;
+    const float reference = reference_of(row.max[half]);
+#pragma unroll
+    for (int n = 0; n < kBlockKV / 4; ++n) s[0][n / 2][2 * half + n % 2] -= reference;
+  }
 }
 
 // ---- Online softmax, lazily and in place --------------------------------------------------------
@@ -1203,8 +1214,7 @@ __device__ __forceinline__ void follow(RowState& row, Accumulator& o, const Late
   for (int i = 0; i < kDV / 2; ++i) o[0][i / 4][i % 4] *= factor[i / 2 % 2];
 }
 
-// Gives the rows that have none a reference, the maximum. From the scores of those that a multiply-add
-// may not take it away from it is taken at once.
+// Gives the rows that have none a reference, the maximum.
 __device__ __forceinline__ void settle(Scores& s, RowState& row, const Late& late,
                                        float scale_log2) {
   float max[2];
@@ -1214,13 +1224,7 @@ __device__ __forceinline__ void settle(Scores& s, RowState& row, const Late& lat
     max[half] = is_settled(row.max[half], scale_log2) ? row.max[half] : highest;
   }
   move_to(row, late, max, scale_log2, false);
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    if (is_settled(row.max[half], scale_log2)) continue;
-    const float reference = reference_of(row.max[half]);
-#pragma unroll
-    for (int n = 0; n < kBlockKV / 4; ++n) s[0][n / 2][2 * half + n % 2] -= reference;
-  }
+  take_references(s, row, scale_log2);
 }
 
 // Scores become weights, exp2(s scale - shift).
@@ -1363,7 +1367,7 @@ __device__ __forceinline__ void store_output(Shared& shared, const Accumulator& 
 }
 
 // A consumer has started its products: the next one may. One alone takes no turns.
-__device__ __forceinline__ void pass_turn(int consumer) {
+__device__ __forceinline__ void pass_turn() {
   const int next = threadIdx.x / 128 + 1 < kConsumers ? threadIdx.x / 128 + 1 : 0;
   if (kConsumers > 1) ptx::bar_arrive(kTurnBarrier + next, 256);
 }
@@ -1410,7 +1414,7 @@ v3_fwd_sm90a_bf16_d256_window_softcap_add9a16c(
   // ---- Consumer ----
   ptx::setmaxnreg_inc<kRegisters>();
   const bool leads = threadIdx.x % 128 == 0;
-  if (warpgroup == kConsumers - 1) pass_turn(warpgroup);  // the first one's first turn
+  if (warpgroup == kConsumers - 1) pass_turn();  // the first one's first turn
   Scores s;
   Weights p;
   Accumulator o;
@@ -1484,7 +1488,7 @@ v3_fwd_sm90a_bf16_d256_window_softcap_add9a16c(
   // The weights of the first tile of keys, and those of tile n + 1 while the values of tile n are summed.
   const auto first_weights = [&] {
     start(n);
-    pass_turn(warpgroup);
+    pass_turn();
     finish_products<0>(s);
     reset(row);
     zero(o);
@@ -1496,7 +1500,7 @@ v3_fwd_sm90a_bf16_d256_window_softcap_add9a16c(
   const auto next_weights = [&](bool ends) {
     start(n + 1);
     start_values_of(n);
-    pass_turn(warpgroup);
+    pass_turn();
     if (ends) end();
     finish_products<1>(s);
     const Late late = {shared.factors, ends};

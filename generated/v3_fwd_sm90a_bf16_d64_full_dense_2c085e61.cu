@@ -41,19 +41,19 @@
 //   06eb1102  device/matrix_descriptor.cuh
 //   772adaad  device/mbarrier.cuh
 //   56ce5a2e  device/rows.cuh
-//   978d8b6e  device/schedule.cuh
+//   2031903a  device/schedule.cuh
 //   23af4307  device/score.cuh
 //   2aadce9b  device/score_rows.cuh
-//   5fbe6fb4  device/settled_rows.cuh
+//   ddeea4d9  device/settled_rows.cuh
 //   f81846ef  device/shared_v3.cuh
-//   f7c9f6d8  device/softmax_in_place.cuh
+//   fbb13e4f  device/softmax_in_place.cuh
 //   17509448  device/span.cuh
 //   e640d65a  device/store_tma.cuh
 //   567f0171  device/tensor_map.cuh
 //   734305da  device/timeline.cuh
 //   39f26ecb  device/turn.cuh
 //   c2706fe3  device/types.cuh
-//   d2ba55c3  kernels/v3_fwd.cu
+//   4c671306  kernels/v3_fwd.cu
 //   5d3e87eb  parts/constants_v3.cuh
 //   5a818b86  parts/main_arrays.cuh
 //   92b4175b  parts/main_options.cuh
@@ -94,7 +94,7 @@
 // "head_dim_v": 64, "heads": 16, "incoherent": false, "kv_heads": 16, "out_dtype": "bf16", "pass":
 // "fwd", "scale": 0.125, "scales": "tensor", "seq": 2048, "seq_kv": 2048, "softcap": 0.0, "varlen":
 // false, "window": [-1, -1]}, "schema": "fasim.plan/1", "slots": 396, "smem_bytes": 66560}
-// ---- the rest of the file has sha256 7dcea0520bc321464b5f217407c510c75508cbf6d161db0b8f2485f1e4bdcca0
+// ---- the rest of the file has sha256 bda708e490092bf96f077c1caa790f677c37dc2d5547be94840f2b027f6a855c
 // FlashAttention-3, forward (Shah et al. 2024, algorithms 1 and 2).
 //
 // A block stays on its SM and works on one tile of queries after the other. One warpgroup, the producer,
@@ -1061,6 +1061,12 @@ __device__ __forceinline__ bool is_settled(float max, float scale_log2) {
   return fabsf(max) * scale_log2 < kHugeExponent;
 }
 
+// All rows of the warp.
+__device__ __forceinline__ bool all_settled(const RowState& row, float scale_log2) {
+  const bool both = is_settled(row.max[0], scale_log2) && is_settled(row.max[1], scale_log2);
+  return __all_sync(~0u, both);
+}
+
 // The largest of `max` and a thread's scores of one row: two by two, as each has to wait for another.
 __device__ __forceinline__ float highest_of(const Scores& s, int half, float max) {
   float highest[2] = {max, max};
@@ -1069,12 +1075,6 @@ __device__ __forceinline__ float highest_of(const Scores& s, int half, float max
     highest[n % 2] = fmaxf(highest[n % 2], s[0][n / 2][2 * half + n % 2]);
   }
   return fmaxf(highest[0], highest[1]);
-}
-
-// All rows of the warp.
-__device__ __forceinline__ bool all_settled(const RowState& row, float scale_log2) {
-  const bool both = is_settled(row.max[0], scale_log2) && is_settled(row.max[1], scale_log2);
-  return __all_sync(~0u, both);
 }
 
 // ---- Online softmax, lazily and in place --------------------------------------------------------
@@ -1224,7 +1224,7 @@ __device__ __forceinline__ void store_output(Shared& shared, const Accumulator& 
 }
 
 // A consumer has started its products: the next one may. One alone takes no turns.
-__device__ __forceinline__ void pass_turn(int consumer) {
+__device__ __forceinline__ void pass_turn() {
   const int next = threadIdx.x / 128 + 1 < kConsumers ? threadIdx.x / 128 + 1 : 0;
   if (kConsumers > 1) ptx::bar_arrive(kTurnBarrier + next, 256);
 }
@@ -1269,7 +1269,7 @@ v3_fwd_sm90a_bf16_d64_full_dense_2c085e61(
   // ---- Consumer ----
   ptx::setmaxnreg_inc<kRegisters>();
   const bool leads = threadIdx.x % 128 == 0;
-  if (warpgroup == kConsumers - 1) pass_turn(warpgroup);  // the first one's first turn
+  if (warpgroup == kConsumers - 1) pass_turn();  // the first one's first turn
   Scores s;
   Weights p;
   Accumulator o;
@@ -1339,7 +1339,7 @@ v3_fwd_sm90a_bf16_d64_full_dense_2c085e61(
   // The weights of the first tile of keys, and those of tile n + 1 while the values of tile n are summed.
   const auto first_weights = [&] {
     start(n);
-    pass_turn(warpgroup);
+    pass_turn();
     finish_products<0>(s);
     reset(row);
     zero(o);
@@ -1351,7 +1351,7 @@ v3_fwd_sm90a_bf16_d64_full_dense_2c085e61(
   const auto next_weights = [&](bool ends) {
     start(n + 1);
     start_values_of(n);
-    pass_turn(warpgroup);
+    pass_turn();
     if (ends) end();
     finish_products<1>(s);
     const Late late = {shared.factors, ends};

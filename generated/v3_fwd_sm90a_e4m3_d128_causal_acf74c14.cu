@@ -50,11 +50,11 @@
 //   772adaad  device/mbarrier.cuh
 //   60778e40  device/rescore_e4m3.cuh
 //   56ce5a2e  device/rows.cuh
-//   978d8b6e  device/schedule.cuh
+//   2031903a  device/schedule.cuh
 //   b274dbf8  device/score_factor.cuh
-//   5fbe6fb4  device/settled_rows.cuh
+//   ddeea4d9  device/settled_rows.cuh
 //   f81846ef  device/shared_v3.cuh
-//   57e55e43  device/softmax_lazy_e4m3.cuh
+//   84c0aced  device/softmax_lazy_e4m3.cuh
 //   17509448  device/span.cuh
 //   e640d65a  device/store_tma.cuh
 //   567f0171  device/tensor_map.cuh
@@ -63,7 +63,7 @@
 //   39f26ecb  device/turn.cuh
 //   c2706fe3  device/types.cuh
 //   8715e91b  device/weights_e4m3.cuh
-//   d2ba55c3  kernels/v3_fwd.cu
+//   4c671306  kernels/v3_fwd.cu
 //   5d3e87eb  parts/constants_v3.cuh
 //   5a818b86  parts/main_arrays.cuh
 //   92b4175b  parts/main_options.cuh
@@ -108,7 +108,7 @@
 // "fwd", "scale": 0.08838834764831843, "scales": "head", "seq": 8192, "seq_kv": 8192, "softcap":
 // 0.0, "varlen": false, "window": [-1, -1]}, "schema": "fasim.plan/1", "slots": 132, "smem_bytes":
 // 200704}
-// ---- the rest of the file has sha256 18b7dc4251fd1aab15058ce6d126a2c424a57417ba0a559ca1ae141d61aa0bb0
+// ---- the rest of the file has sha256 c1f2eb23a054e5114940c3f24f73139980465cc93f9df6ce1d20d28b9fdc7546
 // FlashAttention-3, forward (Shah et al. 2024, algorithms 1 and 2).
 //
 // A block stays on its SM and works on one tile of queries after the other. One warpgroup, the producer,
@@ -1328,6 +1328,12 @@ __device__ __forceinline__ bool is_settled(float max, float scale_log2) {
   return fabsf(max) * scale_log2 < kHugeExponent;
 }
 
+// All rows of the warp.
+__device__ __forceinline__ bool all_settled(const RowState& row, float scale_log2) {
+  const bool both = is_settled(row.max[0], scale_log2) && is_settled(row.max[1], scale_log2);
+  return __all_sync(~0u, both);
+}
+
 // The largest of `max` and a thread's scores of one row: two by two, as each has to wait for another.
 __device__ __forceinline__ float highest_of(const Scores& s, int half, float max) {
   float highest[2] = {max, max};
@@ -1338,10 +1344,15 @@ __device__ __forceinline__ float highest_of(const Scores& s, int half, float max
   return fmaxf(highest[0], highest[1]);
 }
 
-// All rows of the warp.
-__device__ __forceinline__ bool all_settled(const RowState& row, float scale_log2) {
-  const bool both = is_settled(row.max[0], scale_log2) && is_settled(row.max[1], scale_log2);
-  return __all_sync(~0u, both);
+// Takes the references of rows from their scores where a multiply-add may not.
+__device__ __forceinline__ void take_references(Scores& s, const RowState& row, float scale_log2) {
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    if (is_settled(row.max[half], scale_log2)) continue;
+    const float reference = reference_of(row.max[half]);
+#pragma unroll
+    for (int n = 0; n < kBlockKV / 4; ++n) s[0][n / 2][2 * half + n % 2] -= reference;
+  }
 }
 
 // ---- Online softmax, lazily ---------------------------------------------------------------------
@@ -1385,8 +1396,7 @@ __device__ __forceinline__ void move_to(RowState& row, Accumulator& o, const flo
   }
 }
 
-// Gives rows the maximum for their reference: those that have none, and all that are looked at. From the
-// scores of those that a multiply-add may not take it away from it is taken at once.
+// Gives rows the maximum for their reference: those that have none, and all that are looked at.
 __device__ __forceinline__ void settle(Scores& s, Accumulator& o, RowState& row, float scale_log2,
                                        bool looks) {
   float max[2];
@@ -1399,13 +1409,7 @@ __device__ __forceinline__ void settle(Scores& s, Accumulator& o, RowState& row,
   if (__any_sync(~0u, max[0] != row.max[0] || max[1] != row.max[1])) {
     move_to(row, o, max, scale_log2);
   }
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    if (is_settled(row.max[half], scale_log2)) continue;
-    const float reference = reference_of(row.max[half]);
-#pragma unroll
-    for (int n = 0; n < kBlockKV / 4; ++n) s[0][n / 2][2 * half + n % 2] -= reference;
-  }
+  take_references(s, row, scale_log2);
 }
 
 // Scores of 32 keys become weights, exp2(s scale - shift), each row's by its own. They join a lane's sums
@@ -1734,6 +1738,11 @@ v3_fwd_sm90a_e4m3_d128_causal_acf74c14(
     mask_scores(s, warp_query, key, span);
   };
   const auto await_values = [&](u32 n) { wait_for(shared.full_v, n); };
+  // Tiles of keys of which some row of the consumer sees keys; it passes by the others.
+  const auto seen = [&] {
+    const Work& work = shared.works[(round - 1) % kWorks];
+    return seen_tiles(work.first_query + 64 * warpgroup, span_of(work));
+  };
   // A warp needs its n-th tile of keys no more, nor, after the last, those queries.
   const auto release = [&](u32 n) {
     const int slot = n % kStages;
@@ -1781,10 +1790,6 @@ v3_fwd_sm90a_e4m3_d128_causal_acf74c14(
     note(kSummed, n);
   };
   u32 n = 0;
-  const auto seen = [&] {
-    const Work& work = shared.works[(round - 1) % kWorks];
-    return seen_tiles(work.first_query + 64 * warpgroup, span_of(work));
-  };
   // Tiles of keys from the first one on, of which none of the consumer's rows sees any.
   const auto pass_by = [&](int first) {
     for (; tile >= max(first, last_tile); --tile, ++n) {

@@ -57,11 +57,11 @@
 //   b153ad72  device/quantise_e4m3.cuh
 //   60778e40  device/rescore_e4m3.cuh
 //   56ce5a2e  device/rows.cuh
-//   978d8b6e  device/schedule.cuh
+//   2031903a  device/schedule.cuh
 //   b274dbf8  device/score_factor.cuh
-//   5fbe6fb4  device/settled_rows.cuh
+//   ddeea4d9  device/settled_rows.cuh
 //   f81846ef  device/shared_v3.cuh
-//   57e55e43  device/softmax_lazy_e4m3.cuh
+//   84c0aced  device/softmax_lazy_e4m3.cuh
 //   17509448  device/span.cuh
 //   e640d65a  device/store_tma.cuh
 //   567f0171  device/tensor_map.cuh
@@ -69,7 +69,7 @@
 //   39f26ecb  device/turn.cuh
 //   c2706fe3  device/types.cuh
 //   8715e91b  device/weights_e4m3.cuh
-//   d2ba55c3  kernels/v3_fwd.cu
+//   4c671306  kernels/v3_fwd.cu
 //   5d3e87eb  parts/constants_v3.cuh
 //   5a818b86  parts/main_arrays.cuh
 //   92b4175b  parts/main_options.cuh
@@ -114,7 +114,7 @@
 // "incoherent": true, "kv_heads": 8, "out_dtype": "bf16", "pass": "fwd", "scale":
 // 0.08838834764831843, "scales": "block", "seq": 8192, "seq_kv": 8192, "softcap": 0.0, "varlen":
 // false, "window": [-1, -1]}, "schema": "fasim.plan/1", "slots": 132, "smem_bytes": 200704}
-// ---- the rest of the file has sha256 ccafe6c0bba519f790244722f52ef9b0a30de280d968b998717f4941a192d890
+// ---- the rest of the file has sha256 87d4eac76a5cb25f13c16dfc80dd46657897547fc47c3e1d6676838851ea6d92
 // FlashAttention-3, forward (Shah et al. 2024, algorithms 1 and 2).
 //
 // A block stays on its SM and works on one tile of queries after the other. One warpgroup, the producer,
@@ -1348,6 +1348,12 @@ __device__ __forceinline__ bool is_settled(float max, float scale_log2) {
   return fabsf(max) * scale_log2 < kHugeExponent;
 }
 
+// All rows of the warp.
+__device__ __forceinline__ bool all_settled(const RowState& row, float scale_log2) {
+  const bool both = is_settled(row.max[0], scale_log2) && is_settled(row.max[1], scale_log2);
+  return __all_sync(~0u, both);
+}
+
 // The largest of `max` and a thread's scores of one row: two by two, as each has to wait for another.
 __device__ __forceinline__ float highest_of(const Scores& s, int half, float max) {
   float highest[2] = {max, max};
@@ -1358,10 +1364,15 @@ __device__ __forceinline__ float highest_of(const Scores& s, int half, float max
   return fmaxf(highest[0], highest[1]);
 }
 
-// All rows of the warp.
-__device__ __forceinline__ bool all_settled(const RowState& row, float scale_log2) {
-  const bool both = is_settled(row.max[0], scale_log2) && is_settled(row.max[1], scale_log2);
-  return __all_sync(~0u, both);
+// Takes the references of rows from their scores where a multiply-add may not.
+__device__ __forceinline__ void take_references(Scores& s, const RowState& row, float scale_log2) {
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    if (is_settled(row.max[half], scale_log2)) continue;
+    const float reference = reference_of(row.max[half]);
+#pragma unroll
+    for (int n = 0; n < kBlockKV / 4; ++n) s[0][n / 2][2 * half + n % 2] -= reference;
+  }
 }
 
 // ---- Online softmax, lazily ---------------------------------------------------------------------
@@ -1405,8 +1416,7 @@ __device__ __forceinline__ void move_to(RowState& row, Accumulator& o, const flo
   }
 }
 
-// Gives rows the maximum for their reference: those that have none, and all that are looked at. From the
-// scores of those that a multiply-add may not take it away from it is taken at once.
+// Gives rows the maximum for their reference: those that have none, and all that are looked at.
 __device__ __forceinline__ void settle(Scores& s, Accumulator& o, RowState& row, float scale_log2,
                                        bool looks) {
   float max[2];
@@ -1419,13 +1429,7 @@ __device__ __forceinline__ void settle(Scores& s, Accumulator& o, RowState& row,
   if (__any_sync(~0u, max[0] != row.max[0] || max[1] != row.max[1])) {
     move_to(row, o, max, scale_log2);
   }
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    if (is_settled(row.max[half], scale_log2)) continue;
-    const float reference = reference_of(row.max[half]);
-#pragma unroll
-    for (int n = 0; n < kBlockKV / 4; ++n) s[0][n / 2][2 * half + n % 2] -= reference;
-  }
+  take_references(s, row, scale_log2);
 }
 
 // Scores in units of the tile's scale factor become those that all tiles share.
@@ -2026,6 +2030,11 @@ v3_fwd_sm90a_e4m3_d128_causal_frombf16_incoherent_423d90f7(
     mask_scores(s, warp_query, key, span);
   };
   const auto await_values = [&](u32 n) { wait_for(shared.full_v, n); };
+  // Tiles of keys of which some row of the consumer sees keys; it passes by the others.
+  const auto seen = [&] {
+    const Work& work = shared.works[(round - 1) % kWorks];
+    return seen_tiles(work.first_query + 64 * warpgroup, span_of(work));
+  };
   // A warp needs its n-th tile of keys no more, nor, after the last, those queries.
   const auto release = [&](u32 n) {
     const int slot = n % kStages;
@@ -2074,10 +2083,6 @@ v3_fwd_sm90a_e4m3_d128_causal_frombf16_incoherent_423d90f7(
     note(kSummed, n);
   };
   u32 n = 0;
-  const auto seen = [&] {
-    const Work& work = shared.works[(round - 1) % kWorks];
-    return seen_tiles(work.first_query + 64 * warpgroup, span_of(work));
-  };
   // Tiles of keys from the first one on, of which none of the consumer's rows sees any.
   const auto pass_by = [&](int first) {
     for (; tile >= max(first, last_tile); --tile, ++n) {

@@ -88,7 +88,7 @@ class _Head:
         self.passes_by = variant == "v3" and bool(passes_by(problem, tile))
         self.rows = problem.seq * self.group
         # Rows that the first tile of queries lacks at its front; it is called by its first query.
-        self.before = int(rows_before(problem, tile.block_q)) if variant == "v3" else 0
+        self.before = int(rows_before(problem, variant, "fwd", tile.block_q))
         starts = range(-self.before, self.rows, tile.block_q)
         self.queries = [max(start, 0) for start in starts]
 
@@ -106,24 +106,27 @@ class _Head:
         seen, n = self.seen(query, self.held(query)), self.tile.block_kv
         return list(range(seen.start // n * n, seen.stop, n)) if seen else []
 
+    def start(self, query: int) -> int:
+        """Where a tile begins: the first one perhaps before its first query."""
+        return query - self.before * (query == 0)
+
     def held(self, query: int) -> int:
-        """Rows of a tile, the last one's clipped."""
-        whole = self.tile.block_q - self.before * (query == 0)
-        return min(whole, self.rows - query)
+        """Rows of a tile, those clipped that are no query's."""
+        return min(self.start(query) + self.tile.block_q, self.rows) - query
 
     def own(self, query: int, consumer: int) -> range:
         """Those of them that are a consumer's."""
-        first = query - self.before * (query == 0) + WARPGROUP_ROWS * consumer
+        first = self.start(query) + WARPGROUP_ROWS * consumer
         return range(max(first, 0), max(first + WARPGROUP_ROWS, 0))[: max(self.rows - first, 0)]
 
     def at_work(self, query: int, key: int) -> list[int]:
         """The consumers that do not pass a tile of keys by: those of which a row sees some of them,
         and in 16 bits with the last one all."""
         consumers = range(self.tile.warps // WARPGROUP)
-        last = not self.transposes and key <= min(self.steps(query), default=key)
-        if not self.passes_by or key < 0 or last:
+        if not self.passes_by or key < 0:
             return list(consumers)
-        return [i for i in consumers if self.meets(self.own(query, i), key)]
+        last = not self.transposes and key <= min(self.steps(query), default=key)
+        return [i for i in consumers if last or self.meets(self.own(query, i), key)]
 
     def meets(self, rows: range, key: int) -> bool:
         """Whether one of some rows sees one of a tile of keys."""

@@ -49,7 +49,7 @@ def executed(problem: Problem, algo: str, pass_: str, tiles: Tiles) -> Ints:
     if algo == "v2_second_pass":
         return heads * _two_passes(problem, tiles)
     rows = tiles.rows_apart(algo, problem) if pass_ == "fwd" else tiles.block_q
-    before = rows_before(problem, tiles.block_q) * (rows == tiles.block_q) if algo == "v3" else 0
+    before = rows_before(problem, algo, pass_, tiles.block_q) * (rows == tiles.block_q)
     seen = visits(problem, rows, tiles.step_kv, before)
     shows = (algo, pass_, problem.dtype == "e4m3") == ("v3", "fwd", False)
     steps = seen.steps + (seen.blind + _without_rows(problem, tiles, rows)) * shows

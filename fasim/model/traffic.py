@@ -28,7 +28,6 @@ from fasim.plan import (
     padded_tensors,
     quantisers,
     row_blocks,
-    rows_before,
     scale_shapes,
     transposed_shape,
     transposers,
@@ -123,8 +122,7 @@ def _option_reads(problem: Problem, algo: str, tiles: Tiles) -> dict[str, Any]:
     wherever a q tile (V2: a warp's rows) meets the keys it visits.
     """
     p, heads = problem, problem.batch * problem.heads
-    before = rows_before(p, tiles.block_q) if algo == "v3" else 0
-    seen = visits(p, tiles.block_q, tiles.step_kv, before)
+    seen = tile_visits(p, algo, "fwd", tiles, tiles.step_kv)
     per_head = np.minimum(seen.q_tiles, 1) if algo == "v1" else seen.q_tiles
     threads = heads * per_head * tiles.threads
     reads: dict[str, Any] = {}

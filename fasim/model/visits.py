@@ -96,11 +96,13 @@ def visits(problem: Problem, block_q: Ints, block_kv: Ints, before: Ints | int =
     return _Walk(problem, block_q, block_kv, before).visits()
 
 
-def tile_visits(problem: Problem, algo: str, pass_: str, tiles: Tiles) -> Visits:
-    """Visits of a kernel's tiles."""
-    ragged = (algo, pass_) == ("v3", "fwd")
-    before = rows_before(problem, tiles.block_q) if ragged else 0
-    return visits(problem, tiles.block_q, tiles.block_kv, before)
+def tile_visits(
+    problem: Problem, algo: str, pass_: str, tiles: Tiles, block_kv: Ints | None = None
+) -> Visits:
+    """Visits of a kernel's tiles of queries; of its own tiles of keys unless others are given."""
+    before = rows_before(problem, algo, pass_, tiles.block_q)
+    keys = tiles.block_kv if block_kv is None else block_kv
+    return visits(problem, tiles.block_q, keys, before)
 
 
 def floor_sum(n: Ints, m: Ints, a: Ints, b: Ints) -> Ints:

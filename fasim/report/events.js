@@ -5,7 +5,7 @@
 "use strict";
 
 function makeEvents(model) {
-  const { C, isV3, packs, seen, keepsQ, tilesStay, streams, passesBy, v3Layout, transposers, transposes, transposedShape, valueColumns, rowsBefore } = model;
+  const { C, isV3, packs, seen, keepsQ, tilesStay, streams, passesBy, v3Layout, transposers, transposes, transposedShape, valueColumns, rowsBefore, tileStart } = model;
   const TRANSPOSER = "transposer";  // of V3 in e4m3: the kernel before the main one
   const sum = (xs) => xs.reduce((a, b) => a + b, 0);
   const range = (start, stop, step) => Array.from({ length: Math.max(0, Math.ceil((stop - start) / step)) }, (_, i) => start + i * step);
@@ -19,9 +19,9 @@ function makeEvents(model) {
     const longer = Math.max(s.tensor, s.smem), share = isV3(variant) ? C.WARPGROUP / t.warps : variant === "v1" ? t.step / t.n : 1;
     const product = (n) => (longer * n * share) / (p.d + columns);
     const clocks = { s: product(p.d), pv: product(columns), p: s.softmax * share };
-    // Rows that the first tile of queries lacks at its front; it is called by its first query.
-    const lacks = rowsBefore(p, variant, t.m), startOf = (query) => query - (query ? 0 : lacks);
-    const held = (query) => Math.min(t.m - (query ? 0 : lacks), rows - query);
+    // The first tile of queries may begin before its first query, by which it is called.
+    const startOf = (query) => tileStart(p, variant, t, query);
+    const held = (query) => Math.min(startOf(query) + t.m, rows) - query;
     const seenBy = (query) => seen(p, query, held(query), group);
     const steps = (query) => {
       const [start, stop] = seenBy(query);
@@ -43,7 +43,7 @@ function makeEvents(model) {
     // What the main kernel takes for V, and whether that waits for the next scores.
     const values = before ? "vt" : "v", behind = isV3(variant) && !before, goesOn = behind && streams(p, t);
     const passes = variant === "v3" && passesBy(p, t);
-    return { entry, p, t, variant, r, rows, clocks, seenBy, steps, bytes, transposed, values, behind, goesOn, passesBy: passes, startOf, held, queries: range(-lacks, rows, t.m).map((start) => Math.max(start, 0)), splits: entry.splits || 1, background: gpu.cp_async };
+    return { entry, p, t, variant, r, rows, clocks, seenBy, steps, bytes, transposed, values, behind, goesOn, passesBy: passes, startOf, held, queries: range(-rowsBefore(p, variant, t.m), rows, t.m).map((start) => Math.max(start, 0)), splits: entry.splits || 1, background: gpu.cp_async };
   }
 
   // Bytes of a dense bias that a step reads: rows that skip a tile of keys together read none of it.

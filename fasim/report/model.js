@@ -63,6 +63,9 @@ function makeModel(C, GPUS) {
     return Math.floor((ceilDiv(p.seq, m) * m - p.seq) / C.WARPGROUP_ROWS) * C.WARPGROUP_ROWS;
   }
 
+  // Where the tile begins whose first query this is.
+  const tileStart = (p, variant, t, query) => query - (query ? 0 : rowsBefore(p, variant, t.m));
+
   const tileVisits = (p, variant, t, n) => visits(p, queriesOf(p, variant, t), n, rowsBefore(p, variant, t.m));
 
   function countVisits(p, m, n, before) {
@@ -569,7 +572,7 @@ function makeModel(C, GPUS) {
   }
 
   function optionReads(p, variant, t) {
-    const heads = p.batch * p.heads, v = visits(p, t.m, t.step, rowsBefore(p, variant, t.m)), reads = {};
+    const heads = p.batch * p.heads, v = tileVisits(p, variant, t, t.step), reads = {};
     const threads = heads * (variant === "v1" ? Math.min(v.q_tiles, 1) : v.q_tiles) * t.warps * C.WARP;
     if (p.bias === "alibi") reads.slopes = 4 * threads;
     if (p.dense) reads.bias = heads * visits(p, rowsApart(p, variant, t), t.step).pairs * p.biasBytes;
@@ -766,8 +769,8 @@ function makeModel(C, GPUS) {
     if (variant === "v2_split") steps = ceilDiv(v.longest, t.splits);
     else if (steps === null) steps = v.steps / Math.max(v.q_tiles, 1);
     if (isV3(variant)) {
-      const late = crowded(p, t) ? (p.dtype === "e4m3" ? C.O_IN_PARTS_CLOCKS : C.ONE_Q_CLOCKS) : 0;
-      const e4m3 = p.dtype === "e4m3", shows = e4m3 ? C.E4M3_MASKED_CLOCKS : C.MASKED_STEP_CLOCKS;
+      const e4m3 = p.dtype === "e4m3", late = crowded(p, t) ? (e4m3 ? C.O_IN_PARTS_CLOCKS : C.ONE_Q_CLOCKS) : 0;
+      const shows = e4m3 ? C.E4M3_MASKED_CLOCKS : C.MASKED_STEP_CLOCKS;
       const masked = p.mask === "full" ? 0 : shows * ceilDiv(queriesOf(p, variant, t), t.n);
       const drift = t.warps > 2 * C.WARPGROUP || !e4m3, ahead = t.stages > 2 && drift ? C.RING_CLOCKS : 0;
       return steps * law(resident) + ((e4m3 ? C.E4M3_TILE_CLOCKS : C.WGMMA_TILE_CLOCKS) + late + masked - ahead) / t.blocks;
@@ -919,7 +922,7 @@ function makeModel(C, GPUS) {
     return { ...entry, useful: useful(p), hbm: need, fits: hbm(p, entry.variant).total <= budget(gpu, reserve), max_seq: maxSeq(p, entry.variant, gpu, reserve) };
   }
 
-  return { C, GPUS, isV3, packs, problemOf, changed, seen, visits, tileVisits, rowsBefore, plan, evaluate, step, keepsQ, tilesStay, streams, passesBy, v3Layout, transposers, transposes, transposedShape, valueColumns, tensors, hbm, budget, ceilDiv };
+  return { C, GPUS, isV3, packs, problemOf, changed, seen, visits, tileVisits, rowsBefore, tileStart, plan, evaluate, step, keepsQ, tilesStay, streams, passesBy, v3Layout, transposers, transposes, transposedShape, valueColumns, tensors, hbm, budget, ceilDiv };
 }
 
 if (typeof module !== "undefined") module.exports = { makeModel };

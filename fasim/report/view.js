@@ -226,7 +226,7 @@ function drawMatrix(active) {
   const { g } = cells, [context] = canvasContext(canvas, g.height + 2);
   context.drawImage(cells.still, 0, 0, wide, g.height);
   if (!sim) return;
-  const t = entry.t, place = (query, key) => [g.left + (key / t.n / cells.perColumn) * g.cellX, ((query ? query + cells.before : 0) / t.m / cells.perRow) * g.cellY];
+  const t = entry.t, place = (query, key) => [g.left + (key / t.n / cells.perColumn) * g.cellX, ((startOf(query, entry) + cells.before) / t.m / cells.perRow) * g.cellY];
   drawDone(context, entry, sim, place);
   const height = Math.max(g.cellY / cells.perRow, 3), width = Math.max((g.cellX / cells.perColumn) * (t.step / t.n), 3);
   for (const e of active) {
@@ -259,8 +259,8 @@ function paste(context, x, y, width, height) {
   context.drawImage(cells.done, x * scale, y * scale, width * scale, height * scale, x, y, width, height);
 }
 
-const afterTile = (query, entry) => query + entry.t.m - (query ? 0 : MODEL.rowsBefore(entry.problem, entry.variant, entry.t.m));
-const tileText = (e, entry) => `Q ${e.query}–${Math.min(afterTile(e.query, entry), entry.problem.seq * cellsGroup(entry)) - 1} × K ${e.key}–${e.key + entry.t.step - 1}`;
+const startOf = (query, entry) => MODEL.tileStart(entry.problem, entry.variant, entry.t, query);
+const tileText = (e, entry) => `Q ${e.query}–${Math.min(startOf(e.query, entry) + entry.t.m, entry.problem.seq * cellsGroup(entry)) - 1} × K ${e.key}–${e.key + entry.t.step - 1}`;
 const cellsGroup = (entry) => (MODEL.packs(entry.variant) ? entry.problem.group : 1);
 
 function legendCounts() {

@@ -68,7 +68,7 @@ __device__ __forceinline__ Tiles key_tiles(int first_query, const Span& span) {
   return end > begin ? Tiles{end, begin} : Tiles{beyond + 1, beyond};
 }
 
-//% if kernel.scaled or kernel.passes_by
+//% if kernel.passes_by
 // Those of which some row of a consumer, from `query` on, sees keys.
 __device__ __forceinline__ Tiles seen_tiles(int query, const Span& span) {
   const int last = min(query + 63, span.seq_q - 1);

@@ -44,8 +44,7 @@ __device__ __forceinline__ void follow(RowState& row, Accumulator& o, const Late
 }
 
 //% if not kernel.bias_dtype
-// Gives the rows that have none a reference, the maximum. From the scores of those that a multiply-add
-// may not take it away from it is taken at once.
+// Gives the rows that have none a reference, the maximum.
 __device__ __forceinline__ void settle(Scores& s, RowState& row, const Late& late,
                                        float scale_log2) {
   float max[2];
@@ -55,13 +54,7 @@ __device__ __forceinline__ void settle(Scores& s, RowState& row, const Late& lat
     max[half] = is_settled(row.max[half], scale_log2) ? row.max[half] : highest;
   }
   move_to(row, late, max, scale_log2, false);
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    if (is_settled(row.max[half], scale_log2)) continue;
-    const float reference = reference_of(row.max[half]);
-#pragma unroll
-    for (int n = 0; n < kBlockKV / 4; ++n) s[0][n / 2][2 * half + n % 2] -= reference;
-  }
+  take_references(s, row, scale_log2);
 }
 
 //% endif

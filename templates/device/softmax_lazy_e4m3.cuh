@@ -47,8 +47,7 @@ __device__ __forceinline__ void move_to(RowState& row, Accumulator& o, const flo
   }
 }
 
-// Gives rows the maximum for their reference: those that have none, and all that are looked at. From the
-// scores of those that a multiply-add may not take it away from it is taken at once.
+// Gives rows the maximum for their reference: those that have none, and all that are looked at.
 __device__ __forceinline__ void settle(Scores& s, Accumulator& o, RowState& row, float scale_log2,
                                        bool looks) {
   float max[2];
@@ -61,13 +60,7 @@ __device__ __forceinline__ void settle(Scores& s, Accumulator& o, RowState& row,
   if (__any_sync(~0u, max[0] != row.max[0] || max[1] != row.max[1])) {
     move_to(row, o, max, scale_log2);
   }
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    if (is_settled(row.max[half], scale_log2)) continue;
-    const float reference = reference_of(row.max[half]);
-#pragma unroll
-    for (int n = 0; n < kBlockKV / 4; ++n) s[0][n / 2][2 * half + n % 2] -= reference;
-  }
+  take_references(s, row, scale_log2);
 }
 
 //% if kernel.scales == "block"

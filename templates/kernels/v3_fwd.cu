@@ -142,7 +142,7 @@ constexpr int kTurnBarrier = 1 + kConsumers;  // a consumer's turn to start prod
 
 //% if not kernel.scaled
 // A consumer has started its products: the next one may. One alone takes no turns.
-__device__ __forceinline__ void pass_turn(int consumer) {
+__device__ __forceinline__ void pass_turn() {
   const int next = threadIdx.x / 128 + 1 < kConsumers ? threadIdx.x / 128 + 1 : 0;
   if (kConsumers > 1) ptx::bar_arrive(kTurnBarrier + next, 256);
 }
@@ -222,7 +222,7 @@ $(parameters(kernel))) {
 //% endif
 #pragma unroll
       for (int i = 0; i < kConsumers && work.head >= 0; ++i) {
-        const int block = min($("max(work.first_query + 64 * i, 0)" if kernel.ragged_first else "(work.first_query + 64 * i)") / kScaleBlock, q_blocks - 1);
+        const int block = min(max(work.first_query + 64 * i, 0) / kScaleBlock, q_blocks - 1);
         work.score_factor[i] = normal_factor($(kernel.factors[0]) * q_scales[$("i64(block) * heads" if kernel.varlen else "block")]);
       }
 //% elif kernel.scaled
@@ -251,7 +251,7 @@ $(parameters(kernel))) {
   ptx::setmaxnreg_inc<kRegisters>();
 //% if not kernel.scaled
   const bool leads = threadIdx.x % 128 == 0;
-  if (warpgroup == kConsumers - 1) pass_turn(warpgroup);  // the first one's first turn
+  if (warpgroup == kConsumers - 1) pass_turn();  // the first one's first turn
 //% endif
 
   Scores s;
@@ -368,6 +368,13 @@ $(parameters(kernel))) {
     mask_scores(s, warp_query, key, span);
   };
   const auto await_values = [&](u32 n) { wait_for(shared.full_v, n); };
+//% if kernel.passes_by
+  // Tiles of keys of which some row of the consumer sees keys; it passes by the others.
+  const auto seen = [&] {
+    const Work& work = shared.works[(round - 1) % kWorks];
+    return seen_tiles(work.first_query + 64 * warpgroup, span_of(work));
+  };
+//% endif
 //% if kernel.scaled
   // A warp needs its n-th tile of keys no more, nor, after the last, those queries.
   const auto release = [&](u32 n) {
@@ -423,10 +430,6 @@ $(parameters(kernel))) {
     note(kSummed, n);
   };
   u32 n = 0;
-  const auto seen = [&] {
-    const Work& work = shared.works[(round - 1) % kWorks];
-    return seen_tiles(work.first_query + 64 * warpgroup, span_of(work));
-  };
   // Tiles of keys from the first one on, of which none of the consumer's rows sees any.
   const auto pass_by = [&](int first) {
     for (; tile >= max(first, last_tile); --tile, ++n) {
@@ -516,7 +519,7 @@ $(parameters(kernel))) {
   // The weights of the first tile of keys, and those of tile n + 1 while the values of tile n are summed.
   const auto first_weights = [&] {
     start(n);
-    pass_turn(warpgroup);
+    pass_turn();
     finish_products<0>(s);
     reset(row);
     zero(o);
@@ -528,7 +531,7 @@ $(parameters(kernel))) {
   const auto next_weights = [&](bool ends) {
     start(n + 1);
     start_values_of(n);
-    pass_turn(warpgroup);
+    pass_turn();
     if (ends) end();
     finish_products<1>(s);
     const Late late = {shared.factors, ends};
@@ -574,16 +577,15 @@ $(parameters(kernel))) {
   // Tiles of keys of which none of the consumer's rows sees any come first, and are passed by, all but the
   // last of all. V of one comes behind K of the next.
   const auto pass_by = [&] {
-    const Work& work = shared.works[(round - 1) % kWorks];
-    const int seen = uniform(seen_tiles(work.first_query + 64 * warpgroup, span_of(work)).end);
+    const int last = max(uniform(seen().end) - 1, last_tile);
     bool passed = false;
-    for (; tile > max(seen - 1, last_tile); --tile, ++n) {
+    for (; tile > last; --tile, ++n) {
       await_keys(n);
       if (passed) await_values(n - 1);
       await_turn(warpgroup);  // and the warps for each other
       if (leads) ptx::mbarrier_arrive(&shared.empty_k[n % kKeyStages]);
       if (leads && passed) ptx::mbarrier_arrive(&shared.empty_v[(n - 1) % kStages]);
-      pass_turn(warpgroup);
+      pass_turn();
       passed = true;
     }
     return passed;

@@ -102,7 +102,7 @@ def test_the_emulator_does_what_the_events_say(name: str) -> None:
     spans = traced(replace(entry.plan, slots=1))  # V3: one block does all
     before = [span for span in spans if span["function"].endswith(TRANSPOSING)]
     main = [span for span in spans if span not in before]
-    lacks = int(rows_before(problem, tile.block_q)) if algo == "v3" else 0
+    lacks = int(rows_before(problem, algo, "fwd", tile.block_q))
     starts = range(-lacks, max(problem.seq, 1), tile.block_q)
     for role, warp in warps(algo, tile):
         mine = [span for span in main if span["warp"] == warp]

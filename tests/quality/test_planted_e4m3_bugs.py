@@ -390,7 +390,7 @@ BLOCKS = (
     ),
     Bug(
         "Q's scale factors are those of tiles",
-        "(work.first_query + 64 * i) / kScaleBlock",
+        "max(work.first_query + 64 * i, 0) / kScaleBlock",
         "(work.first_query / kBlockQ)",
         kernel="blocks",
         case=replace(CASE, seq=300),

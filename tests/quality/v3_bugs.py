@@ -287,13 +287,13 @@ BARRIERS = (
     ),
     Bug(
         "nobody has the first turn",
-        "  if (warpgroup == kConsumers - 1) pass_turn(warpgroup);",
-        "  if (false) pass_turn(warpgroup);",
+        "  if (warpgroup == kConsumers - 1) pass_turn();",
+        "  if (false) pass_turn();",
         "deadlock",
     ),
     Bug(
         "a consumer keeps its turn",
-        "    start_values_of(n);\n    pass_turn(warpgroup);\n",
+        "    start_values_of(n);\n    pass_turn();\n",
         "    start_values_of(n);\n",
         "deadlock",
     ),
@@ -593,7 +593,7 @@ PASSED_BY = (
     ),
     Bug(
         "what is passed by takes no turn",
-        "      pass_turn(warpgroup);\n      passed = true;\n",
+        "      pass_turn();\n      passed = true;\n",
         "      passed = true;\n",
         "deadlock",
         "wide",
@@ -601,8 +601,8 @@ PASSED_BY = (
     ),
     Bug(
         "a tile too many is passed by",
-        "tile > max(seen - 1, last_tile); --tile",
-        "tile > max(seen - 2, last_tile); --tile",
+        "max(uniform(seen().end) - 1, last_tile)",
+        "max(uniform(seen().end) - 2, last_tile)",
         (RIGHT, WORK),
         "wide",
     ),

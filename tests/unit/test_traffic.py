@@ -73,11 +73,12 @@ def sees(problem, r, k):
     return (left < 0 or distance >= -left) and (right < 0 or distance <= right)
 
 
-def walk(problem, m, n):
-    """The K/V tiles each q tile visits, from the definition: some row sees some key of it."""
+def walk(problem, m, n, before=0):
+    """The K/V tiles each q tile visits, from the definition: some row sees some key of it. The
+    first may begin before the first query."""
     tiles = []
-    for first in range(0, problem.seq, m):
-        rows = range(first, min(first + m, problem.seq))
+    for first in range(-before, problem.seq, m):
+        rows = range(max(first, 0), min(first + m, problem.seq))
         keys = [k for k in range(problem.seq_kv) if any(sees(problem, r, k) for r in rows)]
         tiles.append((len(rows), sorted({k // n for k in keys})))
     return tiles
@@ -112,10 +113,11 @@ problems = st.builds(
 blocks = st.sampled_from([16, 32, 48, 64, 112])
 
 
-@given(problems, blocks, blocks)
-def test_visits_count_the_tiles_a_mask_leaves(problem, m, n):
-    seen = visits(problem, np.array([m]), np.array([n]))
-    tiles = walk(problem, m, n)
+@given(problems, blocks, blocks, st.integers(0, 111))
+def test_visits_count_the_tiles_a_mask_leaves(problem, m, n, lacks):
+    before = min(lacks, -problem.seq % m) * (problem.reach[0] < 0)  # open on the left
+    seen = visits(problem, np.array([m]), np.array([n]), np.array([before]))
+    tiles = walk(problem, m, n, before)
     blind = [rows for rows, visited in tiles if not visited]
     assert seen.q_tiles[0] == len(tiles)
     assert seen.steps[0] == sum(len(visited) for _, visited in tiles)
@@ -388,6 +390,16 @@ def test_flash_backward_multiplies_five_times():
     assert flops.useful(problem, "bwd") == 8 * pair
     assert flops.executed(problem, "v2", "bwd", one(64, 64))[0] == 10 * pair
     assert flops.executed(problem, "standard", "bwd", one(64, 64))[0] == 8 * pair
+
+
+def test_rows_lack_at_the_front_of_v3_forward_alone():
+    problem = Problem(heads=1, seq=1000, causal=True)
+    tiles = one(192, 128, warps=12)
+    forward, backward = (flops.executed(problem, "v3", pass_, tiles)[0] for pass_ in ("fwd", "bwd"))
+    ends = [min(1000, 192 * (i + 1) - 128) for i in range(6)], [192 * (i + 1) for i in range(6)]
+    steps = [sum(-(-min(end, 1000) // 128) for end in each) for each in ends]
+    assert forward == 4 * 128 * steps[0] * 192 * 128
+    assert backward == 10 * 128 * steps[1] * 192 * 128
 
 
 @pytest.mark.parametrize(
