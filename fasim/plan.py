@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 from fasim.errors import UsageError
 from fasim.problem import DTYPE_BYTES, QUANTISED, Problem
+from fasim.rounds import heads_together
 
 SCHEMA = "fasim.plan/1"
 WARP = 32
@@ -107,6 +108,10 @@ SLAB_BYTES, HOPPER_SMEM = 128, 232448
 # block that transposes, and the bytes that each does.
 ONES, TRANSPOSERS, TRANSPOSED_BYTES = 1, 64, 256
 TMA_BOX_ROWS = 256  # at most
+IDLE_SPARES = 0.2  # of a tile's time, for each consumer in e4m3 that has no rows (docs/kernels.md)
+# Heads that V3 at least hands out together: blocks that walk the same keys at once are slower. In
+# 16 bits not where the tiles of one head fill half of the GPU.
+FEW_TOGETHER, FEW_TOGETHER_E4M3 = 2, 3
 # Of P V that V3 multiplies at once, by the computing warps: all of so many, else rounds of up to
 # so many, of which two are under way. More would spill.
 ONE_ROUND, MOST_COLUMNS = {8: 136, 12: 96}, {8: 56, 12: 72}
@@ -756,14 +761,27 @@ class Plan:
         return {name: values[name] for name, kind in kinds if kind not in ("ptr", "map")}
 
     def _heads_together(self, problem: Problem) -> int:
-        """Heads whose tiles V3 hands out together, the longest first: so many that they fill an
-        even number of rounds, which then balance each other. One where all tiles are equal."""
+        """Heads whose tiles are handed out together, the longest first."""
         if self.kernel.longest_first:
             return self._longest_together(problem)
-        if self.kernel.mask == "full" or not (q_blocks := self._q_blocks(problem)):
-            return 1
-        two_rounds = 2 * max(1, self.slots)
-        return min(two_rounds // math.gcd(two_rounds, q_blocks), self._heads(problem))
+        q_blocks, blocks = self._q_blocks(problem), self._blocks(problem)
+        costs = tuple(self._tile_cost(problem, q) for q in reversed(range(q_blocks)))
+        few = FEW_TOGETHER if 2 * q_blocks <= blocks else 1
+        fewest = FEW_TOGETHER_E4M3 if self.kernel.dtype == "e4m3" else few
+        return heads_together(costs, self._heads(problem), blocks, fewest)
+
+    def _tile_cost(self, problem: Problem, q_block: int) -> float:
+        """What a tile of queries of V3 costs, in steps of all its consumers: its tiles of keys, and
+        another for its beginning and end. In e4m3 consumers without rows leave theirs to others."""
+        group, tile = problem.group if self.kernel.pack_gqa else 1, self.kernel.tile
+        before = int(rows_before(problem, self.kernel.variant, self.kernel.pass_, tile.block_q))
+        first = q_block * tile.block_q - before
+        end = min(first + tile.block_q, problem.seq * group)
+        lacking = (tile.block_q - (end - max(first, 0))) // WARPGROUP_ROWS
+        idle = IDLE_SPARES * lacking * (self.kernel.dtype == "e4m3")
+        first_key, end_key = problem.keys_seen(max(first, 0) // group, (end - 1) // group)
+        steps = math.ceil(end_key / tile.block_kv) - first_key // tile.block_kv
+        return max(steps, 1) * (1 - idle) + 1
 
     def _longest_together(self, problem: Problem) -> int:
         """Heads whose tiles V2 starts together, the longest first: as many as fill the GPU twice,

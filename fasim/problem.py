@@ -153,6 +153,13 @@ class Problem:
         left, right = self.window
         return (-1 if left >= self.seq + self.seq_kv else left, 0 if self.causal else right)
 
+    def keys_seen(self, first: int, last: int) -> tuple[int, int]:
+        """The first key that one of queries ``first`` to ``last`` sees, and one past the last."""
+        (left, right), aligned = self.reach, self.seq_kv - self.seq
+        begin = 0 if left < 0 else first + aligned - left
+        end = self.seq_kv if right < 0 else last + 1 + aligned + right
+        return min(max(begin, 0), self.seq_kv), min(max(end, 0), self.seq_kv)
+
     @property
     def mask(self) -> str:
         """The kind of mask a kernel is built for: full, causal or window."""

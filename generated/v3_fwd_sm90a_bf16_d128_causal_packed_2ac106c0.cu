@@ -18,7 +18,7 @@
 //   i32    kv_heads    8
 //   i32    seq_q       16
 //   i32    seq_kv      8192
-//   i32    heads_together  128
+//   i32    heads_together  2
 //   i32    group_log2  2
 //   i64x3  q_strides   (65536, 2048, 128)
 //   i64x3  k_strides   (8388608, 1048576, 128)
@@ -46,7 +46,7 @@
 //   772adaad  device/mbarrier.cuh
 //   e573e32e  device/rescore.cuh
 //   56ce5a2e  device/rows.cuh
-//   2031903a  device/schedule.cuh
+//   d0950750  device/schedule.cuh
 //   ddeea4d9  device/settled_rows.cuh
 //   f81846ef  device/shared_v3.cuh
 //   fbb13e4f  device/softmax_in_place.cuh
@@ -59,7 +59,7 @@
 //   5d3e87eb  parts/constants_v3.cuh
 //   5a818b86  parts/main_arrays.cuh
 //   92b4175b  parts/main_options.cuh
-//   a8bb29e3  parts/main_v3.cu
+//   9648b9b0  parts/main_v3.cu
 //   5af47db7  ptx/bar_arrive.cuh
 //   18bd1382  ptx/bar_sync.cuh
 //   f0e3942d  ptx/clock64.cuh
@@ -100,7 +100,7 @@
 // "fwd", "scale": 0.08838834764831843, "scales": "tensor", "seq": 16, "seq_kv": 8192, "softcap":
 // 0.0, "varlen": false, "window": [-1, -1]}, "schema": "fasim.plan/1", "slots": 132, "smem_bytes":
 // 222208}
-// ---- the rest of the file has sha256 bfccabfe25df6c00c50754092c17c33ecfa15cb8822b9c0ead97932d6bca74ef
+// ---- the rest of the file has sha256 1c6db336cabee8ceba8cf079391b80c4b17fd14a8956e833fe1563151380fe1b
 // FlashAttention-3, forward (Shah et al. 2024, algorithms 1 and 2).
 //
 // A block stays on its SM and works on one tile of queries after the other. One warpgroup, the producer,
@@ -849,7 +849,7 @@ __device__ __forceinline__ i64 lse_place(int row, const Span& span) {
 // A block works on many tiles of queries, one after the other. The heads come in groups; in a group the
 // tiles with the most keys come first, those of all its heads together, so that their K and V are in
 // L2 for all who read them. Every other round hands the tiles out in reverse order: who had the longest
-// of the round before has the shortest of this one.
+// of the round before has the shortest of this one. The host knows groups after which all end together.
 struct Grid {  // of tiles of queries
   int batch, heads, queries;
   int heads_together;  // of a group

@@ -20,7 +20,7 @@
 //   i32    kv_heads    8
 //   i32    longest_q   4096
 //   i32    total_q     65536
-//   i32    heads_together  33
+//   i32    heads_together  5
 //   i32    group       4
 //   i64x3  q_strides   (0, 128, 4096)
 //   i64x3  k_strides   (0, 128, 1024)
@@ -47,7 +47,7 @@
 //   772adaad  device/mbarrier.cuh
 //   e573e32e  device/rescore.cuh
 //   56ce5a2e  device/rows.cuh
-//   2031903a  device/schedule.cuh
+//   d0950750  device/schedule.cuh
 //   ddeea4d9  device/settled_rows.cuh
 //   f81846ef  device/shared_v3.cuh
 //   fbb13e4f  device/softmax_in_place.cuh
@@ -62,7 +62,7 @@
 //   5d3e87eb  parts/constants_v3.cuh
 //   5a818b86  parts/main_arrays.cuh
 //   92b4175b  parts/main_options.cuh
-//   a8bb29e3  parts/main_v3.cu
+//   9648b9b0  parts/main_v3.cu
 //   5af47db7  ptx/bar_arrive.cuh
 //   18bd1382  ptx/bar_sync.cuh
 //   f0e3942d  ptx/clock64.cuh
@@ -102,7 +102,7 @@
 // "fwd", "scale": 0.08838834764831843, "scales": "tensor", "seq": 4096, "seq_kv": 4096, "softcap":
 // 0.0, "varlen": true, "window": [-1, -1]}, "schema": "fasim.plan/1", "slots": 132, "smem_bytes":
 // 230400}
-// ---- the rest of the file has sha256 b32b788dfd32e046b68e8d0bca9b9fc3cb6f1a4007dd9af571abaa227391e706
+// ---- the rest of the file has sha256 51a3e71a8a3f68aaf369add25619a50bf71cfc18a1e030853b831d93896c2e53
 // FlashAttention-3, forward (Shah et al. 2024, algorithms 1 and 2).
 //
 // A block stays on its SM and works on one tile of queries after the other. One warpgroup, the producer,
@@ -781,7 +781,7 @@ __device__ __forceinline__ void mask_scores(float (&s)[kRowTiles][kTiles][4], in
 // A block works on many tiles of queries, one after the other. The heads come in groups; in a group the
 // tiles with the most keys come first, those of all its heads together, so that their K and V are in
 // L2 for all who read them. Every other round hands the tiles out in reverse order: who had the longest
-// of the round before has the shortest of this one.
+// of the round before has the shortest of this one. The host knows groups after which all end together.
 struct Grid {  // of tiles of queries, as many for every sequence as for the longest
   int batch, heads, queries;
   int heads_together;  // of a group

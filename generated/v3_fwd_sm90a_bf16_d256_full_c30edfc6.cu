@@ -18,7 +18,7 @@
 //   i32    kv_heads    8
 //   i32    seq_q       4096
 //   i32    seq_kv      4096
-//   i32    heads_together  1
+//   i32    heads_together  2
 //   i32    group       1
 //   i64x3  q_strides   (8388608, 1048576, 256)
 //   i64x3  k_strides   (8388608, 1048576, 256)
@@ -44,7 +44,7 @@
 //   772adaad  device/mbarrier.cuh
 //   e573e32e  device/rescore.cuh
 //   56ce5a2e  device/rows.cuh
-//   2031903a  device/schedule.cuh
+//   d0950750  device/schedule.cuh
 //   ddeea4d9  device/settled_rows.cuh
 //   f81846ef  device/shared_v3.cuh
 //   fbb13e4f  device/softmax_in_place.cuh
@@ -58,7 +58,7 @@
 //   5d3e87eb  parts/constants_v3.cuh
 //   5a818b86  parts/main_arrays.cuh
 //   92b4175b  parts/main_options.cuh
-//   a8bb29e3  parts/main_v3.cu
+//   9648b9b0  parts/main_v3.cu
 //   5af47db7  ptx/bar_arrive.cuh
 //   18bd1382  ptx/bar_sync.cuh
 //   f0e3942d  ptx/clock64.cuh
@@ -97,7 +97,7 @@
 // "fwd", "scale": 0.0625, "scales": "tensor", "seq": 4096, "seq_kv": 4096, "softcap": 0.0,
 // "varlen": false, "window": [-1, -1]}, "schema": "fasim.plan/1", "slots": 132, "smem_bytes":
 // 230400}
-// ---- the rest of the file has sha256 feb10c2051c1b43680af4fb088579a4547d681fbd4ad72ad84feb165a5a7704d
+// ---- the rest of the file has sha256 bc0af7bda4070252a6063ab33a4cbe6342a3bbe4be86c22ea41c386cb4e0b199
 // FlashAttention-3, forward (Shah et al. 2024, algorithms 1 and 2).
 //
 // A block stays on its SM and works on one tile of queries after the other. One warpgroup, the producer,
@@ -793,7 +793,7 @@ __device__ __forceinline__ void mask_scores(float (&s)[kRowTiles][kTiles][4], in
 // A block works on many tiles of queries, one after the other. The heads come in groups; in a group the
 // tiles with the most keys come first, those of all its heads together, so that their K and V are in
 // L2 for all who read them. Every other round hands the tiles out in reverse order: who had the longest
-// of the round before has the shortest of this one.
+// of the round before has the shortest of this one. The host knows groups after which all end together.
 struct Grid {  // of tiles of queries
   int batch, heads, queries;
   int heads_together;  // of a group
@@ -1555,7 +1555,7 @@ int main(int argc, char** argv) {
   blocks *= kBlocks;
   const int q_blocks = (seq_q + kBlockQ - 1) / kBlockQ, tiles = batch * heads * q_blocks;
   const int grid = blocks < tiles ? blocks : tiles;
-  const int heads_together = 1;
+  const int heads_together = 2;
   const auto kernel = v3_fwd_sm90a_bf16_d256_full_c30edfc6;
   cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSmemBytes);
   cudaEvent_t start, stop;

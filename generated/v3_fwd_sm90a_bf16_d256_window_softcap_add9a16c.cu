@@ -47,7 +47,7 @@
 //   772adaad  device/mbarrier.cuh
 //   e573e32e  device/rescore.cuh
 //   56ce5a2e  device/rows.cuh
-//   2031903a  device/schedule.cuh
+//   d0950750  device/schedule.cuh
 //   23af4307  device/score.cuh
 //   2aadce9b  device/score_rows.cuh
 //   ddeea4d9  device/settled_rows.cuh
@@ -62,7 +62,7 @@
 //   5d3e87eb  parts/constants_v3.cuh
 //   5a818b86  parts/main_arrays.cuh
 //   92b4175b  parts/main_options.cuh
-//   a8bb29e3  parts/main_v3.cu
+//   9648b9b0  parts/main_v3.cu
 //   5af47db7  ptx/bar_arrive.cuh
 //   18bd1382  ptx/bar_sync.cuh
 //   f0e3942d  ptx/clock64.cuh
@@ -102,7 +102,7 @@
 // "fwd", "scale": 0.0625, "scales": "tensor", "seq": 8192, "seq_kv": 8192, "softcap": 50.0,
 // "varlen": false, "window": [4095, 0]}, "schema": "fasim.plan/1", "slots": 132, "smem_bytes":
 // 230400}
-// ---- the rest of the file has sha256 011e21fd3ed4e24cd7f098f1adfd9a3a0c671e695de1098571abeb4e9705b27d
+// ---- the rest of the file has sha256 bea10fd6d9b2c29e96adf8d2084d8c154dd1209ac5b4420e8e02a3931e2daa26
 // FlashAttention-3, forward (Shah et al. 2024, algorithms 1 and 2).
 //
 // A block stays on its SM and works on one tile of queries after the other. One warpgroup, the producer,
@@ -854,7 +854,7 @@ __device__ __forceinline__ void mask_scores(float (&s)[kRowTiles][kTiles][4], in
 // A block works on many tiles of queries, one after the other. The heads come in groups; in a group the
 // tiles with the most keys come first, those of all its heads together, so that their K and V are in
 // L2 for all who read them. Every other round hands the tiles out in reverse order: who had the longest
-// of the round before has the shortest of this one.
+// of the round before has the shortest of this one. The host knows groups after which all end together.
 struct Grid {  // of tiles of queries
   int batch, heads, queries;
   int heads_together;  // of a group

@@ -26,7 +26,7 @@
 //   i32    kv_heads    16
 //   i32    seq_q       1000
 //   i32    seq_kv      1000
-//   i32    heads_together  1
+//   i32    heads_together  2
 //   i32    group       1
 //   i64x3  q_strides   (528000, 33000, 33)
 //   i64x3  k_strides   (528000, 33000, 33)
@@ -59,7 +59,7 @@
 //   625b887b  device/pad_rows.cuh
 //   e573e32e  device/rescore.cuh
 //   56ce5a2e  device/rows.cuh
-//   2031903a  device/schedule.cuh
+//   d0950750  device/schedule.cuh
 //   ddeea4d9  device/settled_rows.cuh
 //   f81846ef  device/shared_v3.cuh
 //   fbb13e4f  device/softmax_in_place.cuh
@@ -73,7 +73,7 @@
 //   5d3e87eb  parts/constants_v3.cuh
 //   5a818b86  parts/main_arrays.cuh
 //   92b4175b  parts/main_options.cuh
-//   a8bb29e3  parts/main_v3.cu
+//   9648b9b0  parts/main_v3.cu
 //   5af47db7  ptx/bar_arrive.cuh
 //   18bd1382  ptx/bar_sync.cuh
 //   f0e3942d  ptx/clock64.cuh
@@ -113,7 +113,7 @@
 // "fwd", "scale": 0.17407765595569785, "scales": "tensor", "seq": 1000, "seq_kv": 1000, "softcap":
 // 0.0, "varlen": false, "window": [-1, -1]}, "schema": "fasim.plan/1", "slots": 132, "smem_bytes":
 // 134144}
-// ---- the rest of the file has sha256 d8e55aee6f01a69f385301d8d8f70255a789aed351f830ad6d4307ec82d12def
+// ---- the rest of the file has sha256 ff92b522e9237edba7b538ad6b14cf0f1eb072bcc15c7c5280603acfcecb3879
 // FlashAttention-3, forward (Shah et al. 2024, algorithms 1 and 2).
 //
 // A block stays on its SM and works on one tile of queries after the other. One warpgroup, the producer,
@@ -813,7 +813,7 @@ __device__ __forceinline__ void mask_scores(float (&s)[kRowTiles][kTiles][4], in
 // A block works on many tiles of queries, one after the other. The heads come in groups; in a group the
 // tiles with the most keys come first, those of all its heads together, so that their K and V are in
 // L2 for all who read them. Every other round hands the tiles out in reverse order: who had the longest
-// of the round before has the shortest of this one.
+// of the round before has the shortest of this one. The host knows groups after which all end together.
 struct Grid {  // of tiles of queries
   int batch, heads, queries;
   int heads_together;  // of a group
@@ -1696,7 +1696,7 @@ int main(int argc, char** argv) {
   blocks *= kBlocks;
   const int q_blocks = (seq_q + kBlockQ - 1) / kBlockQ, tiles = batch * heads * q_blocks;
   const int grid = blocks < tiles ? blocks : tiles;
-  const int heads_together = 1;
+  const int heads_together = 2;
   const auto kernel = v3_fwd_sm90a_bf16_d33_full_6f06dedc;
   cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSmemBytes);
   cudaEvent_t start, stop;

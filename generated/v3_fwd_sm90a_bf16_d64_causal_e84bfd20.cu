@@ -16,7 +16,7 @@
 //   i32    kv_heads    16
 //   i32    seq_q       512
 //   i32    seq_kv      512
-//   i32    heads_together  99
+//   i32    heads_together  2
 //   f32    scale_log2  0.18033688011112042
 //
 // shared memory
@@ -42,7 +42,7 @@
 //   772adaad  device/mbarrier.cuh
 //   e573e32e  device/rescore.cuh
 //   56ce5a2e  device/rows.cuh
-//   2031903a  device/schedule.cuh
+//   d0950750  device/schedule.cuh
 //   ddeea4d9  device/settled_rows.cuh
 //   f81846ef  device/shared_v3.cuh
 //   fbb13e4f  device/softmax_in_place.cuh
@@ -56,7 +56,7 @@
 //   5d3e87eb  parts/constants_v3.cuh
 //   5a818b86  parts/main_arrays.cuh
 //   92b4175b  parts/main_options.cuh
-//   a8bb29e3  parts/main_v3.cu
+//   9648b9b0  parts/main_v3.cu
 //   5af47db7  ptx/bar_arrive.cuh
 //   18bd1382  ptx/bar_sync.cuh
 //   f0e3942d  ptx/clock64.cuh
@@ -96,7 +96,7 @@
 // "head_dim_v": 64, "heads": 16, "incoherent": false, "kv_heads": 16, "out_dtype": "bf16", "pass":
 // "fwd", "scale": 0.125, "scales": "tensor", "seq": 512, "seq_kv": 512, "softcap": 0.0, "varlen":
 // false, "window": [-1, -1]}, "schema": "fasim.plan/1", "slots": 396, "smem_bytes": 74752}
-// ---- the rest of the file has sha256 b40ef66c777781f6e3acd0c6fcc71d5f14b6a398a6c1594ed3d66f887b737465
+// ---- the rest of the file has sha256 7faac7563434a2b27794728ad0eb56fb6224d15e732d89c6103a2381fffc7f34
 // FlashAttention-3, forward (Shah et al. 2024, algorithms 1 and 2).
 //
 // A block stays on its SM and works on one tile of queries after the other. One warpgroup, the producer,
@@ -813,7 +813,7 @@ __device__ __forceinline__ void mask_scores(float (&s)[kRowTiles][kTiles][4], in
 // A block works on many tiles of queries, one after the other. The heads come in groups; in a group the
 // tiles with the most keys come first, those of all its heads together, so that their K and V are in
 // L2 for all who read them. Every other round hands the tiles out in reverse order: who had the longest
-// of the round before has the shortest of this one.
+// of the round before has the shortest of this one. The host knows groups after which all end together.
 struct Grid {  // of tiles of queries
   int batch, heads, queries;
   int heads_together;  // of a group

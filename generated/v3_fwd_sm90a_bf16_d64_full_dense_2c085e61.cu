@@ -17,7 +17,7 @@
 //   i32    kv_heads    16
 //   i32    seq_q       2048
 //   i32    seq_kv      2048
-//   i32    heads_together  1
+//   i32    heads_together  2
 //   i64x3  bias_strides  (67108864, 4194304, 2048)
 //   f32    scale_log2  0.18033688011112042
 //
@@ -41,7 +41,7 @@
 //   06eb1102  device/matrix_descriptor.cuh
 //   772adaad  device/mbarrier.cuh
 //   56ce5a2e  device/rows.cuh
-//   2031903a  device/schedule.cuh
+//   d0950750  device/schedule.cuh
 //   23af4307  device/score.cuh
 //   2aadce9b  device/score_rows.cuh
 //   ddeea4d9  device/settled_rows.cuh
@@ -57,7 +57,7 @@
 //   5d3e87eb  parts/constants_v3.cuh
 //   5a818b86  parts/main_arrays.cuh
 //   92b4175b  parts/main_options.cuh
-//   a8bb29e3  parts/main_v3.cu
+//   9648b9b0  parts/main_v3.cu
 //   5af47db7  ptx/bar_arrive.cuh
 //   18bd1382  ptx/bar_sync.cuh
 //   f0e3942d  ptx/clock64.cuh
@@ -94,7 +94,7 @@
 // "head_dim_v": 64, "heads": 16, "incoherent": false, "kv_heads": 16, "out_dtype": "bf16", "pass":
 // "fwd", "scale": 0.125, "scales": "tensor", "seq": 2048, "seq_kv": 2048, "softcap": 0.0, "varlen":
 // false, "window": [-1, -1]}, "schema": "fasim.plan/1", "slots": 396, "smem_bytes": 66560}
-// ---- the rest of the file has sha256 bda708e490092bf96f077c1caa790f677c37dc2d5547be94840f2b027f6a855c
+// ---- the rest of the file has sha256 eb75c3e545c22220d19289468903de8ae3f6fdbd4e645c7bfadf70abd99486e4
 // FlashAttention-3, forward (Shah et al. 2024, algorithms 1 and 2).
 //
 // A block stays on its SM and works on one tile of queries after the other. One warpgroup, the producer,
@@ -822,7 +822,7 @@ __device__ __forceinline__ void mask_scores(float (&s)[kRowTiles][kTiles][4], in
 // A block works on many tiles of queries, one after the other. The heads come in groups; in a group the
 // tiles with the most keys come first, those of all its heads together, so that their K and V are in
 // L2 for all who read them. Every other round hands the tiles out in reverse order: who had the longest
-// of the round before has the shortest of this one.
+// of the round before has the shortest of this one. The host knows groups after which all end together.
 struct Grid {  // of tiles of queries
   int batch, heads, queries;
   int heads_together;  // of a group
@@ -1489,7 +1489,7 @@ int main(int argc, char** argv) {
   blocks *= kBlocks;
   const int q_blocks = (seq_q + kBlockQ - 1) / kBlockQ, tiles = batch * heads * q_blocks;
   const int grid = blocks < tiles ? blocks : tiles;
-  const int heads_together = 1;
+  const int heads_together = 2;
   const auto kernel = v3_fwd_sm90a_bf16_d64_full_dense_2c085e61;
   cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSmemBytes);
   cudaEvent_t start, stop;

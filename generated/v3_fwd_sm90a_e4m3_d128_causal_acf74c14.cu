@@ -50,7 +50,7 @@
 //   772adaad  device/mbarrier.cuh
 //   60778e40  device/rescore_e4m3.cuh
 //   56ce5a2e  device/rows.cuh
-//   2031903a  device/schedule.cuh
+//   d0950750  device/schedule.cuh
 //   b274dbf8  device/score_factor.cuh
 //   ddeea4d9  device/settled_rows.cuh
 //   f81846ef  device/shared_v3.cuh
@@ -67,7 +67,7 @@
 //   5d3e87eb  parts/constants_v3.cuh
 //   5a818b86  parts/main_arrays.cuh
 //   92b4175b  parts/main_options.cuh
-//   a8bb29e3  parts/main_v3.cu
+//   9648b9b0  parts/main_v3.cu
 //   18bd1382  ptx/bar_sync.cuh
 //   f0e3942d  ptx/clock64.cuh
 //   bdcce3e8  ptx/cp_async_bulk_commit_group.cuh
@@ -108,7 +108,7 @@
 // "fwd", "scale": 0.08838834764831843, "scales": "head", "seq": 8192, "seq_kv": 8192, "softcap":
 // 0.0, "varlen": false, "window": [-1, -1]}, "schema": "fasim.plan/1", "slots": 132, "smem_bytes":
 // 200704}
-// ---- the rest of the file has sha256 c1f2eb23a054e5114940c3f24f73139980465cc93f9df6ce1d20d28b9fdc7546
+// ---- the rest of the file has sha256 1f405010070fc2e803de7f82397da81ebd1a603be1d91df2326efef6a7e83c23
 // FlashAttention-3, forward (Shah et al. 2024, algorithms 1 and 2).
 //
 // A block stays on its SM and works on one tile of queries after the other. One warpgroup, the producer,
@@ -961,7 +961,7 @@ __device__ __forceinline__ void mask_scores(float (&s)[kRowTiles][kTiles][4], in
 // A block works on many tiles of queries, one after the other. The heads come in groups; in a group the
 // tiles with the most keys come first, those of all its heads together, so that their K and V are in
 // L2 for all who read them. Every other round hands the tiles out in reverse order: who had the longest
-// of the round before has the shortest of this one.
+// of the round before has the shortest of this one. The host knows groups after which all end together.
 struct Grid {  // of tiles of queries
   int batch, heads, queries;
   int heads_together;  // of a group

@@ -57,7 +57,7 @@
 //   b153ad72  device/quantise_e4m3.cuh
 //   60778e40  device/rescore_e4m3.cuh
 //   56ce5a2e  device/rows.cuh
-//   2031903a  device/schedule.cuh
+//   d0950750  device/schedule.cuh
 //   b274dbf8  device/score_factor.cuh
 //   ddeea4d9  device/settled_rows.cuh
 //   f81846ef  device/shared_v3.cuh
@@ -73,7 +73,7 @@
 //   5d3e87eb  parts/constants_v3.cuh
 //   5a818b86  parts/main_arrays.cuh
 //   92b4175b  parts/main_options.cuh
-//   a8bb29e3  parts/main_v3.cu
+//   9648b9b0  parts/main_v3.cu
 //   18bd1382  ptx/bar_sync.cuh
 //   f0e3942d  ptx/clock64.cuh
 //   bdcce3e8  ptx/cp_async_bulk_commit_group.cuh
@@ -114,7 +114,7 @@
 // "incoherent": true, "kv_heads": 8, "out_dtype": "bf16", "pass": "fwd", "scale":
 // 0.08838834764831843, "scales": "block", "seq": 8192, "seq_kv": 8192, "softcap": 0.0, "varlen":
 // false, "window": [-1, -1]}, "schema": "fasim.plan/1", "slots": 132, "smem_bytes": 200704}
-// ---- the rest of the file has sha256 87d4eac76a5cb25f13c16dfc80dd46657897547fc47c3e1d6676838851ea6d92
+// ---- the rest of the file has sha256 f235800450ee0dc435f2b21d23912e3aba3e37e9094cb4757c9e3ae6b2e095f6
 // FlashAttention-3, forward (Shah et al. 2024, algorithms 1 and 2).
 //
 // A block stays on its SM and works on one tile of queries after the other. One warpgroup, the producer,
@@ -970,7 +970,7 @@ __device__ __forceinline__ void mask_scores(float (&s)[kRowTiles][kTiles][4], in
 // A block works on many tiles of queries, one after the other. The heads come in groups; in a group the
 // tiles with the most keys come first, those of all its heads together, so that their K and V are in
 // L2 for all who read them. Every other round hands the tiles out in reverse order: who had the longest
-// of the round before has the shortest of this one.
+// of the round before has the shortest of this one. The host knows groups after which all end together.
 struct Grid {  // of tiles of queries
   int batch, heads, queries;
   int heads_together;  // of a group

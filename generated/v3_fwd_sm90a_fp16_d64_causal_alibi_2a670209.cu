@@ -17,7 +17,7 @@
 //   i32    kv_heads    16
 //   i32    seq_q       4096
 //   i32    seq_kv      4096
-//   i32    heads_together  12
+//   i32    heads_together  16
 //   f32    scale_log2  0.18033688011112042
 //
 // shared memory
@@ -43,7 +43,7 @@
 //   772adaad  device/mbarrier.cuh
 //   e573e32e  device/rescore.cuh
 //   56ce5a2e  device/rows.cuh
-//   2031903a  device/schedule.cuh
+//   d0950750  device/schedule.cuh
 //   23af4307  device/score.cuh
 //   2aadce9b  device/score_rows.cuh
 //   ddeea4d9  device/settled_rows.cuh
@@ -59,7 +59,7 @@
 //   5d3e87eb  parts/constants_v3.cuh
 //   5a818b86  parts/main_arrays.cuh
 //   92b4175b  parts/main_options.cuh
-//   a8bb29e3  parts/main_v3.cu
+//   9648b9b0  parts/main_v3.cu
 //   5af47db7  ptx/bar_arrive.cuh
 //   18bd1382  ptx/bar_sync.cuh
 //   f0e3942d  ptx/clock64.cuh
@@ -99,7 +99,7 @@
 // "head_dim_v": 64, "heads": 16, "incoherent": false, "kv_heads": 16, "out_dtype": "fp16", "pass":
 // "fwd", "scale": 0.125, "scales": "tensor", "seq": 4096, "seq_kv": 4096, "softcap": 0.0, "varlen":
 // false, "window": [-1, -1]}, "schema": "fasim.plan/1", "slots": 132, "smem_bytes": 160768}
-// ---- the rest of the file has sha256 5f90d74ea1625a208f29c5d05b00839815bcf62d7225435c093465c7e6eb0287
+// ---- the rest of the file has sha256 eb8fedd21a50af8096ffeea76f077604018b0d61ff37bdafe0122a8845d480a3
 // FlashAttention-3, forward (Shah et al. 2024, algorithms 1 and 2).
 //
 // A block stays on its SM and works on one tile of queries after the other. One warpgroup, the producer,
@@ -856,7 +856,7 @@ __device__ __forceinline__ void mask_scores(float (&s)[kRowTiles][kTiles][4], in
 // A block works on many tiles of queries, one after the other. The heads come in groups; in a group the
 // tiles with the most keys come first, those of all its heads together, so that their K and V are in
 // L2 for all who read them. Every other round hands the tiles out in reverse order: who had the longest
-// of the round before has the shortest of this one.
+// of the round before has the shortest of this one. The host knows groups after which all end together.
 struct Grid {  // of tiles of queries
   int batch, heads, queries;
   int heads_together;  // of a group

@@ -16,7 +16,7 @@
 //   i32    kv_heads    32
 //   i32    seq_q       1024
 //   i32    seq_kv      1024
-//   i32    heads_together  1
+//   i32    heads_together  2
 //   f32    scale_log2  0.18033688011112042
 //
 // shared memory
@@ -42,7 +42,7 @@
 //   772adaad  device/mbarrier.cuh
 //   e573e32e  device/rescore.cuh
 //   56ce5a2e  device/rows.cuh
-//   2031903a  device/schedule.cuh
+//   d0950750  device/schedule.cuh
 //   ddeea4d9  device/settled_rows.cuh
 //   f81846ef  device/shared_v3.cuh
 //   fbb13e4f  device/softmax_in_place.cuh
@@ -56,7 +56,7 @@
 //   5d3e87eb  parts/constants_v3.cuh
 //   5a818b86  parts/main_arrays.cuh
 //   92b4175b  parts/main_options.cuh
-//   a8bb29e3  parts/main_v3.cu
+//   9648b9b0  parts/main_v3.cu
 //   5af47db7  ptx/bar_arrive.cuh
 //   18bd1382  ptx/bar_sync.cuh
 //   f0e3942d  ptx/clock64.cuh
@@ -96,7 +96,7 @@
 // "head_dim_v": 64, "heads": 32, "incoherent": false, "kv_heads": 32, "out_dtype": "fp16", "pass":
 // "fwd", "scale": 0.125, "scales": "tensor", "seq": 1024, "seq_kv": 1024, "softcap": 0.0, "varlen":
 // false, "window": [-1, -1]}, "schema": "fasim.plan/1", "slots": 132, "smem_bytes": 173056}
-// ---- the rest of the file has sha256 0200b1fb0c346ab1140aa721d30243ea5f3a4774aa6ced05a228a5a440a465f3
+// ---- the rest of the file has sha256 ec6809f51bb6e1e3e5665b39ecf22bfabe9b7342d7c6f15505dcb152b4f4404e
 // FlashAttention-3, forward (Shah et al. 2024, algorithms 1 and 2).
 //
 // A block stays on its SM and works on one tile of queries after the other. One warpgroup, the producer,
@@ -821,7 +821,7 @@ __device__ __forceinline__ void mask_scores(float (&s)[kRowTiles][kTiles][4], in
 // A block works on many tiles of queries, one after the other. The heads come in groups; in a group the
 // tiles with the most keys come first, those of all its heads together, so that their K and V are in
 // L2 for all who read them. Every other round hands the tiles out in reverse order: who had the longest
-// of the round before has the shortest of this one.
+// of the round before has the shortest of this one. The host knows groups after which all end together.
 struct Grid {  // of tiles of queries
   int batch, heads, queries;
   int heads_together;  // of a group
@@ -1556,7 +1556,7 @@ int main(int argc, char** argv) {
   blocks *= kBlocks;
   const int q_blocks = (seq_q + kBlockQ - 1) / kBlockQ, tiles = batch * heads * q_blocks;
   const int grid = blocks < tiles ? blocks : tiles;
-  const int heads_together = 1;
+  const int heads_together = 2;
   const auto kernel = v3_fwd_sm90a_fp16_d64_full_f120c5da;
   cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSmemBytes);
   cudaEvent_t start, stop;

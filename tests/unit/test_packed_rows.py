@@ -116,7 +116,7 @@ def test_a_launch_has_tiles_of_rows_of_the_heads_of_k() -> None:
     launch = plan.launch_for(SERVED.with_(batch=2, seq=50))
     assert launch.stages[0].grid == 2 * 8 * 2  # 200 rows are two tiles of 128
     assert launch.scalars["group_log2"] == 2
-    assert launch.scalars["heads_together"] == 2 * 8
+    assert launch.scalars["heads_together"] == 2
     assert launch.groups == {"q": 4, "o": 4}
     assert plan.launch_for(SERVED.with_(batch=99, seq=50)).stages[0].grid == plan.slots == 132
 
