@@ -3,13 +3,16 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint kernels wheel clean
+.PHONY: demo test thorough lint kernels wheel clean
 
 demo: $(VENV)/installed
 	$(BIN)/fasim demo
 
 test: $(VENV)/installed-dev
 	$(BIN)/python -m pytest -n auto
+
+thorough: $(VENV)/installed-dev
+	FASIM_THOROUGH=1 $(BIN)/python -m pytest -n auto
 
 lint: $(VENV)/installed-dev
 	$(BIN)/ruff check .

@@ -287,6 +287,16 @@ class KernelSpec:
         return self.variant == "v3" and ragged_first(self)
 
     @property
+    def o_in_q(self) -> bool:
+        """See the function of that name."""
+        return self.variant == "v3" and o_in_q(self, self.tile)
+
+    @property
+    def warps_release_q(self) -> bool:
+        """Whether every warp of V3 gives Q's place back by itself, and not a warpgroup as one."""
+        return (self.scaled and not self.o_in_q) or self.tiles_stay or self.keeps_q
+
+    @property
     def passes_by(self) -> bool:
         """See the function of that name."""
         return self.variant == "v3" and bool(passes_by(self, self.tile))
@@ -1255,6 +1265,16 @@ def streams(work: KernelSpec | Problem, tile: Tile) -> bool:
     values of this one: not in e4m3, where their sums take the registers of scores, nor where the
     next Q takes the place of this one, and is awaited while O leaves."""
     return work.dtype != "e4m3" and not crowded(work, tile)
+
+
+def o_in_q(work: KernelSpec | Problem, tile: Tile) -> bool:
+    """Whether all parts of V3's O but the first leave by the place of their queries, which is given
+    back under the next ones' first scores: in e4m3, whose other Q is there by then."""
+    layout = v3_layout(work, tile)
+    fits = (layout.parts - 1) * (slabs(work.head_dim_v) // layout.parts) <= slabs(
+        work.head_dim, work.dtype
+    )
+    return work.dtype == "e4m3" and layout.q_stages == 2 and layout.parts > 1 and fits
 
 
 def ragged_first(work: KernelSpec | Problem) -> bool:

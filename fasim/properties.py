@@ -1520,13 +1520,15 @@ def verify(
     seed: int = 0,
     replay: str | None = None,
     beside: Runner | None = None,
+    hurry: bool = False,
 ) -> Report:
     """Try every property on ``examples`` inputs each, or the one of ``replay`` on its input.
 
     With ``beside``, a second runner, that the two agree is one more property. The same kernel,
     runner, examples and seed draw the same inputs. A failing input is shrunk to the smallest that
-    still fails. Errors that say nothing about the kernel (no device, a compiler that refuses) are
-    raised as they are; UsageError for a replay line that cannot be read.
+    still fails; in a ``hurry`` the first one ends all, as it is. Errors that say nothing about the
+    kernel (no device, a compiler that refuses) are raised as they are; UsageError for a replay line
+    that cannot be read.
     """
     histogram: Counter[str] = Counter()
     if replay is not None:
@@ -1535,7 +1537,7 @@ def verify(
     else:
         known = (*PROPERTIES, AGREEMENT) if beside else PROPERTIES
         tried = [p for p in known if kernel.plan.kernel.pass_ in p.passes]
-        searches = (_Search(p, kernel, runner, histogram, beside) for p in tried)
+        searches = (_Search(p, kernel, runner, histogram, beside, hurry) for p in tried)
         outcomes = list(_outcomes(searches, examples, seed))
     return Report(
         stem=kernel.stem,
@@ -1563,7 +1565,8 @@ def verify_all(
 
 
 def _outcomes(searches: Iterator[_Search], examples: int, seed: int) -> Iterator[Outcome]:
-    """Outcome by outcome; after a fault the device answers nothing more."""
+    """Outcome by outcome; after a fault the device answers nothing more, and who is in a hurry asks
+    for nothing after a failure."""
     dead = False
     for search in searches:
         if dead:
@@ -1572,6 +1575,8 @@ def _outcomes(searches: Iterator[_Search], examples: int, seed: int) -> Iterator
             outcome = search.run(examples, seed)
             dead = outcome.failure is not None and isinstance(outcome.failure.error, DeviceFault)
             yield outcome
+            if outcome.failure and search.hurry:
+                return
 
 
 class _Search:
@@ -1584,8 +1589,10 @@ class _Search:
         runner: Runner,
         histogram: Counter[str],
         beside: Runner | None,
+        hurry: bool = False,
     ) -> None:
         self.property, self.kernel, self.runner, self.beside = property_, kernel, runner, beside
+        self.hurry = hurry
         self.histogram = histogram
         self.cases, self.worst, self.errors = 0, 0.0, Counter[str]()
         self.failure: Failure | None = None
@@ -1597,7 +1604,7 @@ class _Search:
             return Outcome(self.property.name, skipped=skipped)
 
         @hypothesis.seed(seed)
-        @_settings(examples)
+        @_settings(examples, shrink=not self.hurry)
         @hypothesis.given(cases(self.kernel.plan))
         def search(case: Case) -> None:
             try:
@@ -1658,7 +1665,8 @@ class _Search:
         self.histogram.update(bins(case, self.kernel.plan))
 
 
-def _settings(examples: int) -> hypothesis.settings:
+def _settings(examples: int, shrink: bool) -> hypothesis.settings:
+    shrinking = (hypothesis.Phase.shrink,) * shrink
     return hypothesis.settings(
         max_examples=examples,
         database=None,
@@ -1666,7 +1674,7 @@ def _settings(examples: int) -> hypothesis.settings:
         derandomize=False,
         report_multiple_bugs=False,
         suppress_health_check=list(hypothesis.HealthCheck),
-        phases=(hypothesis.Phase.generate, hypothesis.Phase.shrink),
+        phases=(hypothesis.Phase.generate, *shrinking),
         verbosity=hypothesis.Verbosity.quiet,
     )
 

@@ -26,6 +26,7 @@ from fasim.plan import (
     Tile,
     keeps_q,
     lays_out,
+    o_in_q,
     passes_by,
     rows_before,
     streams,
@@ -84,6 +85,7 @@ class _Head:
         self.frees_k = "pv" if self.transposes else "p" if stays else "s"
         if variant in V3:
             self.layout, self.keeps_q = v3_layout(problem, tile), bool(keeps_q(problem, tile))
+            self.o_in_q = o_in_q(problem, tile)
             self.streams = streams(problem, tile)
         self.passes_by = variant == "v3" and bool(passes_by(problem, tile))
         self.rows = problem.seq * self.group
@@ -388,7 +390,8 @@ def _v3_step(head: _Head, before: _Step | None, now: _Step | None) -> Iterator[_
     if now:
         leaves = now.begins if head.keeps_q else now.ends  # Q its place in shared memory
         freed = {head.frees_k: ("tile",)} if leaves else {}
-        yield from _each(head, "product", "s", *now[:2], ("s", *freed.get("s", ())))
+        owed = ("tile",) * bool(before and now.begins and head.o_in_q)  # the place of the Q before
+        yield from _each(head, "product", "s", *now[:2], ("s", *freed.get("s", ()), *owed))
     if now and head.problem.dense:
         yield from _each(head, "load", "bias", *now[:2])
     if behind:
@@ -401,7 +404,7 @@ def _v3_step(head: _Head, before: _Step | None, now: _Step | None) -> Iterator[_
 
 
 def _v3_values(head: _Head, step: _Step) -> Iterator[_Done]:
-    finished = ("pv", "tile")[: 1 + (step.ends and head.transposes)]
+    finished = ("pv", "tile")[: 1 + (step.ends and head.transposes and not head.o_in_q)]
     return _each(head, "product", "pv", *step[:2], finished)
 
 

@@ -5,7 +5,7 @@
 "use strict";
 
 function makeEvents(model) {
-  const { C, isV3, packs, seen, keepsQ, tilesStay, streams, passesBy, v3Layout, transposers, transposes, transposedShape, valueColumns, rowsBefore, tileStart } = model;
+  const { C, isV3, packs, seen, keepsQ, tilesStay, streams, oInQ, passesBy, v3Layout, transposers, transposes, transposedShape, valueColumns, rowsBefore, tileStart } = model;
   const TRANSPOSER = "transposer";  // of V3 in e4m3: the kernel before the main one
   const sum = (xs) => xs.reduce((a, b) => a + b, 0);
   const range = (start, stop, step) => Array.from({ length: Math.max(0, Math.ceil((stop - start) / step)) }, (_, i) => start + i * step);
@@ -42,8 +42,8 @@ function makeEvents(model) {
     };
     // What the main kernel takes for V, and whether that waits for the next scores.
     const values = before ? "vt" : "v", behind = isV3(variant) && !before, goesOn = behind && streams(p, t);
-    const passes = variant === "v3" && passesBy(p, t);
-    return { entry, p, t, variant, r, rows, clocks, seenBy, steps, bytes, transposed, values, behind, goesOn, passesBy: passes, startOf, held, queries: range(-rowsBefore(p, variant, t.m), rows, t.m).map((start) => Math.max(start, 0)), splits: entry.splits || 1, background: gpu.cp_async };
+    const passes = variant === "v3" && passesBy(p, t), inQ = variant === "v3" && oInQ(p, t);
+    return { entry, p, t, variant, r, rows, clocks, seenBy, steps, bytes, transposed, values, behind, goesOn, passesBy: passes, oInQ: inQ, startOf, held, queries: range(-rowsBefore(p, variant, t.m), rows, t.m).map((start) => Math.max(start, 0)), splits: entry.splits || 1, background: gpu.cp_async };
   }
 
   // Bytes of a dense bias that a step reads: rows that skip a tile of keys together read none of it.
@@ -252,7 +252,9 @@ function makeEvents(model) {
     producerConstants(h, make, query);
     const q = producerLoad(h, make, "q", query, -1, state.tiles[turn - queries] || 0);
     keys.forEach((key, i) => v3Step(h, make, { query, key, q, first: i === 0, last: i === keys.length - 1 }));
+    if (h.oInQ) q.until = Math.max(...consumersOf(h).map((role) => state.lanes[role]));
     state.tiles[turn] = q.until;
+    state.owed = h.oInQ && { turn, q };
     delete state.tiles[turn - 4];
     if (!h.goesOn || turn === h.queries.length - 1) lastValues(h, make);
   }
@@ -301,13 +303,20 @@ function makeEvents(model) {
     const done = consumersOf(h).map((role, i) => consumerStep(h, make, role, i, before, now));
     if (before) before.v.until = state.freeV[before.n] = last(before.v, done.map(({ pv }) => pv));
     if (now) now.weights = done.map(({ p }) => p);
+    if (now && now.first && state.owed) giveBack(state, last(state.owed.q, done.map(({ s }) => s)));
     const leaves = () => (tilesStay(h.p, h.t) ? now.weights : done.map(({ s }) => s));
     if (now && h.behind) freeKeys(h, state, now, last(now.k, leaves()));
     if (!h.behind && before) freeKeys(h, state, before, before.v.until);
   }
 
+  // The place of the queries before, from which O has left under the first scores of the next.
+  function giveBack({ tiles, owed }, end) {
+    tiles[owed.turn] = owed.q.until = end;
+  }
+
   function freeKeys(h, state, step, end) {
     step.k.until = state.freeK[step.n] = end;
+    if (h.oInQ) return;
     if (keepsQ(h.p, h.t) ? step.first : step.last) step.q.until = end;
   }
 

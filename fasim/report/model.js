@@ -222,6 +222,12 @@ function makeModel(C, GPUS) {
   // Whether products go on from a tile of queries to the next: streams in fasim/plan.py.
   const streams = (p, t) => p.dtype !== "e4m3" && !crowded(p, t);
 
+  // Whether parts of O leave by the place of their queries: o_in_q in fasim/plan.py.
+  function oInQ(p, t) {
+    const [queries, parts] = v3Layout(p, t), bytes = (parts - 1) * Math.floor(slabs(p.head_dim_v) / parts);
+    return p.dtype === "e4m3" && queries === 2 && parts > 1 && bytes <= slabs(p.head_dim, p.e);
+  }
+
   // Whether consumers pass by tiles of keys that none of their rows sees: passes_by in fasim/plan.py.
   function passesBy(p, t) {
     if (p.dtype === "e4m3") return true;
@@ -922,7 +928,7 @@ function makeModel(C, GPUS) {
     return { ...entry, useful: useful(p), hbm: need, fits: hbm(p, entry.variant).total <= budget(gpu, reserve), max_seq: maxSeq(p, entry.variant, gpu, reserve) };
   }
 
-  return { C, GPUS, isV3, packs, problemOf, changed, seen, visits, tileVisits, rowsBefore, tileStart, plan, evaluate, step, keepsQ, tilesStay, streams, passesBy, v3Layout, transposers, transposes, transposedShape, valueColumns, tensors, hbm, budget, ceilDiv };
+  return { C, GPUS, isV3, packs, problemOf, changed, seen, visits, tileVisits, rowsBefore, tileStart, plan, evaluate, step, keepsQ, tilesStay, streams, oInQ, passesBy, v3Layout, transposers, transposes, transposedShape, valueColumns, tensors, hbm, budget, ceilDiv };
 }
 
 if (typeof module !== "undefined") module.exports = { makeModel };

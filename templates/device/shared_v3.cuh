@@ -52,7 +52,7 @@ struct Shared {
 static_assert(sizeof(Shared) == kSmemBytes, "shared memory as planned");
 
 //% if kernel.scaled
-// Every warp arrives by itself.
+// Every warp arrives by itself$(", but a warpgroup as one where O has left the place of Q" if kernel.o_in_q).
 //% else
 //% if kernel.tiles_stay
 // A warp arrives where it may read a tile again itself, a warpgroup where only its products do.
@@ -63,7 +63,7 @@ static_assert(sizeof(Shared) == kSmemBytes, "shared memory as planned");
 __device__ __forceinline__ void init_barriers(Shared& shared) {
   for (int i = 0; i < kQStages; ++i) {
     ptx::mbarrier_init(&shared.full_q[i], 1);
-    ptx::mbarrier_init(&shared.empty_q[i], $("4 * " if kernel.scaled or kernel.tiles_stay or kernel.keeps_q)kConsumers);
+    ptx::mbarrier_init(&shared.empty_q[i], $("4 * " if kernel.warps_release_q)kConsumers);
   }
   for (int i = 0; i < kKeyStages; ++i) {
     ptx::mbarrier_init(&shared.full_k[i], 1);

@@ -31,11 +31,22 @@ __device__ __forceinline__ void end_rows(const RowState& row, float* inverse, fl
 }
 //% endif
 
+//% if kernel.o_in_q
+// Where a part of O lies on its way: one has a place of its own, the others that of the queries, which are
+// no longer needed.
+__device__ __forceinline__ SlabTile<64, kPartSlabs>& place_of_part(Shared& shared, int part,
+                                                                   u32 consumer, int slot) {
+  if (part == 0) return shared.o[consumer];
+  auto& first_slab = shared.q[slot][consumer].slab[(part - 1) * kPartSlabs];
+  return reinterpret_cast<SlabTile<64, kPartSlabs>&>(first_slab);
+}
+
+//% endif
 // O divided by l, through shared memory to where it belongs, by TMA: the next tile's products may start
 // while it leaves. TMA leaves out what lies beyond the tensor.
 __device__ __forceinline__ void store_output(Shared& shared, const Accumulator& o,
                                              const TensorMap* o_map, const Work& work,
-                                             const Place& queries, int seq_q$(", int group_log2" if kernel.pack_gqa)) {
+                                             const Place& queries, int seq_q$(", int group_log2" if kernel.pack_gqa)$(", int slot" if kernel.o_in_q)) {
   const u32 thread = ptx::thread_index();  // asked again, lest addresses be kept all along
   const u32 consumer = thread / 128, lane = thread % 32, row = thread % 128 / 32 * 16 + lane % 16;
 //% if kernel.scaled
@@ -49,15 +60,14 @@ __device__ __forceinline__ void store_output(Shared& shared, const Accumulator& 
   const int first_row = thread / 32 * kWarpRows + lane / 4;
   const float inverse[2] = {shared.factors[first_row], shared.factors[first_row + 8]};
 //% endif
-  SlabTile<64, kPartSlabs>& tile = shared.o[consumer];
   const bool leads = thread % 128 == 0;
 #pragma unroll
-  for (int part = 0; part < kOutputParts; ++part) {
+  for (int first = 0; first < kOutputParts; first += kPartsAtOnce) {
     if (leads) ptx::cp_async_bulk_wait_group_read<0>();  // what lay here before has been read
     ptx::bar_sync(kConsumerBarrier + consumer, 128);
 #pragma unroll
-    for (int step = 0; step < kPartSlabs * 4; ++step) {
-      const int column = part * kPartSlabs * 8 + 2 * step;  // in units of 8
+    for (int step = 0; step < kPartsAtOnce * kPartSlabs * 4; ++step) {
+      const int column = first * kPartSlabs * 8 + 2 * step;  // in units of 8
       if (column * 8 >= kDV) break;
       u32 pairs[4];
 #pragma unroll
@@ -66,23 +76,34 @@ __device__ __forceinline__ void store_output(Shared& shared, const Accumulator& 
         const float x = pair[i % 2 * 2] * inverse[i % 2], y = pair[i % 2 * 2 + 1] * inverse[i % 2];
         pairs[i] = ptx::cvt_$(ptx_type(kernel.out_dtype))x2(x, y);
       }
-      ptx::stmatrix_x4(chunk_address(tile, row, 2 * step + lane / 16), pairs);
+//% if kernel.o_in_q
+      const auto& tile = place_of_part(shared, step / (kPartSlabs * 4), consumer, slot);
+      const u32 chunk = 2 * (step % (kPartSlabs * 4)) + lane / 16;
+      ptx::stmatrix_x4(chunk_address(tile, row, chunk), pairs);
+//% else
+      ptx::stmatrix_x4(chunk_address(shared.o[consumer], row, 2 * step + lane / 16), pairs);
+//% endif
     }
     ptx::fence_proxy_async();
     ptx::bar_sync(kConsumerBarrier + consumer, 128);
     const int query = work.first_query + consumer * 64;
     if (leads && $("query >= 0 && " if kernel.ragged_first)query < seq_q) {
 #pragma unroll
-      for (int i = 0; i < kPartSlabs; ++i) {
-        const int slab = part * kPartSlabs + i;
+      for (int i = 0; i < kPartsAtOnce * kPartSlabs; ++i) {
+        const int slab = first * kPartSlabs + i;
+//% if kernel.o_in_q
+        const auto& from = place_of_part(shared, i / kPartSlabs, consumer, slot).slab[i % kPartSlabs];
+//% else
+        const auto& from = shared.o[consumer].slab[i];
+//% endif
 //% if kernel.pack_gqa
-        ptx::cp_async_bulk_tensor_5d_store(o_map, tile.slab[i], slab * kColumnsO, 0,
+        ptx::cp_async_bulk_tensor_5d_store(o_map, from, slab * kColumnsO, 0,
                                            query >> group_log2, work.head, queries.batch);
 //% elif kernel.varlen
-        ptx::cp_async_bulk_tensor_5d_store(o_map, tile.slab[i], slab * kColumnsO,
+        ptx::cp_async_bulk_tensor_5d_store(o_map, from, slab * kColumnsO,
                                            queries.row + query, work.head, queries.batch, kEnd);
 //% else
-        ptx::cp_async_bulk_tensor_4d_store(o_map, tile.slab[i], slab * kColumnsO,
+        ptx::cp_async_bulk_tensor_4d_store(o_map, from, slab * kColumnsO,
                                            queries.row + query, work.head, queries.batch);
 //% endif
       }

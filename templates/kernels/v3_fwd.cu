@@ -313,7 +313,7 @@ $(parameters(kernel))) {
   };
   const auto store = [&] {
     const Work& work = shared.works[(round - $(begun)) % kWorks];
-    store_output(shared, o, &$(map_of(kernel, "o")), work, queries_of(work), span_of(work).seq_q$(", group_log2" if kernel.pack_gqa));
+    store_output(shared, o, &$(map_of(kernel, "o")), work, queries_of(work), span_of(work).seq_q$(", group_log2" if kernel.pack_gqa)$(", (round - 2) % kQStages" if kernel.o_in_q));
   };
   const auto await_keys = [&](u32 n) { wait_for(shared.full_k, n); };
   const auto start = [&](u32 n) {  // the scores of the n-th tile of keys
@@ -376,18 +376,34 @@ $(parameters(kernel))) {
   };
 //% endif
 //% if kernel.scaled
-  // A warp needs its n-th tile of keys no more, nor, after the last, those queries.
+  // A warp needs its n-th tile of keys no more$("" if kernel.o_in_q else ", nor, after the last, those queries").
   const auto release = [&](u32 n) {
     const int slot = n % kStages;
     __syncwarp();  // all lanes have read what they read themselves
     if (threadIdx.x % 32 != 0) return;
     ptx::mbarrier_arrive(&shared.empty_k[slot]);
     ptx::mbarrier_arrive(&shared.empty_v[slot]);
+//% if not kernel.o_in_q
     if (tile == last_tile) ptx::mbarrier_arrive(&shared.empty_q[(round - 1) % kQStages]);
+//% endif
   };
+//% if kernel.o_in_q
+  // The place of the queries before has parts of their O, and is given back when those have been read.
+  bool owes = false;
+  const auto give_back = [&] {
+    if (owes && ptx::thread_index() % 128 == 0) {
+      ptx::cp_async_bulk_wait_group_read<0>();
+      ptx::mbarrier_arrive(&shared.empty_q[(round - 2) % kQStages]);
+    }
+    owes = false;
+  };
+//% endif
   // The n-th tile of keys.
   const auto add_tile = [&](u32 n) {
     start(n);
+//% if kernel.o_in_q
+    give_back();
+//% endif
     [[maybe_unused]] const float score_factor = factor_of_scores();
     if constexpr (!kOneRound) await_values(n);  // under the scores
     finish_products<0>(s);
@@ -433,6 +449,9 @@ $(parameters(kernel))) {
   // Tiles of keys from the first one on, of which none of the consumer's rows sees any.
   const auto pass_by = [&](int first) {
     for (; tile >= max(first, last_tile); --tile, ++n) {
+//% if kernel.o_in_q
+      give_back();
+//% endif
       await_keys(n);
       await_values(n);
       release(n);
@@ -472,6 +491,9 @@ $(parameters(kernel))) {
     more = begin_together();
     end();
     store();
+//% if kernel.o_in_q
+    owes = true;
+//% endif
     note(kStored, n - 1);
   }
 //% else

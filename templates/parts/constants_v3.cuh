@@ -15,6 +15,7 @@ constexpr int kStages = $(tile.stages);  // tiles of V in shared memory
 constexpr int kKeyStages = $(tile.stages + layout(kernel).more_keys);  // of K
 constexpr int kQStages = $(layout(kernel).q_stages);  // of Q
 constexpr int kOutputParts = $(layout(kernel).parts);  // O leaves a tile in so many parts, to save shared memory
+constexpr int kPartsAtOnce = $("kOutputParts" if kernel.o_in_q else 1);
 constexpr int kRegisters = $(tile.registers);  // of a thread that computes
 constexpr int kLoaderRegisters = $(loader_registers(tile));  // of one that loads
 constexpr int kSmemBytes = $(plan.smem_bytes);

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from thorough import share
 
 from fasim import gpu, planner, properties
 from fasim.emulator.program import Fault
@@ -48,7 +49,7 @@ def kernel_of(name: str) -> Kernel:
 
 @pytest.mark.parametrize("name", CASES)
 def test_every_property_holds(name: str) -> None:
-    properties.verify(kernel_of(name), EmulatorRunner(), examples=2).check()
+    properties.verify(kernel_of(name), EmulatorRunner(), examples=share(2)).check()
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -106,7 +107,9 @@ def test_a_maximum_that_is_not_looked_for_is_missed() -> None:
 
 def test_the_bias_of_another_head_is_found() -> None:
     with pytest.raises((Fault, CheckFailed)):
-        properties.verify(edited("a bias of another head"), EmulatorRunner(), examples=4).check()
+        properties.verify(
+            edited("a bias of another head"), EmulatorRunner(), examples=4, hurry=True
+        ).check()
 
 
 def edited(bug: str) -> Kernel:

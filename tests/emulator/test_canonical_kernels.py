@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from thorough import share
 
 from fasim import catalogue, properties
 from fasim.plan import Plan
@@ -18,7 +19,7 @@ each_plan = pytest.mark.parametrize("plan", catalogue.plans(), ids=lambda plan: 
 
 
 @each_plan
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(share(3)))
 def test_every_property_holds(plan: Plan, seed: int) -> None:
     report: Report = properties.verify(render(plan), EmulatorRunner(workers=1), EXAMPLES, seed)
     report.check()

@@ -66,6 +66,16 @@ CASES: dict[str, tuple[str, Tile, dict[str, Any]]] = {
     ),
     "v3-e4m3-causal": ("v3", E4M3, {"seq": 512, "seq_kv": 500, "causal": True, "dtype": "e4m3"}),
     "v3-e4m3-wide": ("v3", E4M3, {"seq": 256, "seq_kv": 300, "head_dim": 128, "dtype": "e4m3"}),
+    "v3-e4m3-o-in-q": (
+        "v3",
+        E4M3,
+        {"seq": 512, "seq_kv": 500, "head_dim": 256, "causal": True, "dtype": "e4m3"},
+    ),
+    "v3-e4m3-o-in-q-few-rows": (
+        "v3",
+        E4M3,
+        {"seq": 330, "seq_kv": 300, "head_dim": 256, "dtype": "e4m3"},
+    ),
     "v3-e4m3-two-rounds": (
         "v3",
         E4M3,

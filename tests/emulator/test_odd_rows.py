@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from thorough import share
 
 from fasim import gpu, planner, properties
 from fasim.plan import Tile
@@ -36,4 +37,4 @@ def test_every_property_holds(name: str) -> None:
     assert plan
     assert plan.kernel.odd_rows
     assert plan.kernel.paired == (tile.stages > 1)
-    properties.verify(render(plan), EmulatorRunner(schedules=3), examples=2).check()
+    properties.verify(render(plan), EmulatorRunner(schedules=share(3)), examples=share(2)).check()

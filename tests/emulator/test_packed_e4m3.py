@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from thorough import share
 
 from fasim import gpu, inputs, planner, properties, quantise, reference
 from fasim.emulator.program import Fault
@@ -54,7 +55,7 @@ def kernel_of(name: str) -> Kernel:
 
 @pytest.mark.parametrize("name", CASES)
 def test_every_property_holds(name: str) -> None:
-    properties.verify(kernel_of(name), EmulatorRunner(), examples=2).check()
+    properties.verify(kernel_of(name), EmulatorRunner(), examples=share(2)).check()
 
 
 # ---- every stored bit ---------------------------------------------------------------------------
@@ -243,4 +244,4 @@ def test_a_wrong_index_is_found(name: str, bug: str) -> None:
     assert kernel.source.count(right) == 1
     edited = parse(kernel.source.replace(right, wrong))
     with pytest.raises((Fault, CheckFailed)):
-        properties.verify(edited, EmulatorRunner(), examples=15).check()
+        properties.verify(edited, EmulatorRunner(), examples=15, hurry=True).check()

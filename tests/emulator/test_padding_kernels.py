@@ -6,6 +6,7 @@ from functools import cache
 from typing import Any
 
 import pytest
+from thorough import share
 
 from fasim import gpu, planner, properties
 from fasim.emulator.program import Fault
@@ -53,7 +54,7 @@ def kernel_of(name: str) -> Kernel:
 
 @pytest.mark.parametrize("name", CASES)
 def test_every_property_holds(name: str) -> None:
-    properties.verify(kernel_of(name), EmulatorRunner(), examples=2).check()
+    properties.verify(kernel_of(name), EmulatorRunner(), examples=share(2)).check()
 
 
 BUGS = {
@@ -96,7 +97,7 @@ def test_a_wrong_copy_in_e4m3_is_found(name: str, bug: str) -> None:
     assert kernel.source.count(right) == 1
     edited = parse(kernel.source.replace(right, wrong))
     with pytest.raises((Fault, CheckFailed)):
-        properties.verify(edited, EmulatorRunner(), examples=4).check()
+        properties.verify(edited, EmulatorRunner(), examples=4, hurry=True).check()
 
 
 @pytest.mark.parametrize("bug", BUGS)
@@ -106,4 +107,4 @@ def test_a_wrong_copy_is_found(bug: str) -> None:
     assert kernel.source.count(right) == 1
     edited = parse(kernel.source.replace(right, wrong))
     with pytest.raises((Fault, CheckFailed)):
-        properties.verify(edited, EmulatorRunner(), examples=4).check()
+        properties.verify(edited, EmulatorRunner(), examples=4, hurry=True).check()

@@ -6,6 +6,7 @@ from functools import cache
 
 import numpy as np
 import pytest
+from thorough import share
 
 from fasim import planner, properties
 from fasim.gpu import load
@@ -44,7 +45,7 @@ def trial(name: str, line: str, form: str = "packed") -> Trial:
 
 @each_kernel
 def test_every_property_holds(name: str) -> None:
-    properties.verify(kernel_of(name), EmulatorRunner(workers=2), examples=4, seed=1).check()
+    properties.verify(kernel_of(name), EmulatorRunner(workers=1), examples=share(4), seed=1).check()
 
 
 @each_kernel

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from thorough import share
 
 from fasim import gpu, legality, planner
 from fasim.compile import Binary, check_promises, compile_kernel
@@ -17,10 +18,11 @@ from fasim.plan import FORMS, Plan, Tile
 from fasim.problem import Problem
 from fasim.render import render
 
-SAMPLE, WITH_OPTIONS, SPLIT_SAMPLE, BACKWARD_SAMPLE, SEED = 120, 40, 30, 40, 2026
-BACKWARD_WITH_OPTIONS = 30
-V3_SAMPLE = 22  # with options, and without: one, two and three consumers
-LADDER_SAMPLE = 12
+SEED = 2026
+SAMPLE, WITH_OPTIONS, SPLIT_SAMPLE = share(120), share(40), share(30)
+BACKWARD_SAMPLE, BACKWARD_WITH_OPTIONS = share(40), share(30)
+V3_SAMPLE = share(22, of=2)  # with options, and without: one, two and three consumers
+LADDER_SAMPLE = share(12, of=2)
 BACKWARD = ("v1", "v2", *(f"v2_{form}" for form in FORMS))
 MOST_MEAN_EXCESS = 16  # registers promised above those used
 
@@ -107,7 +109,6 @@ def broken_promise(built: Built) -> str:
 
 
 @pytest.mark.nvcc
-@pytest.mark.slow
 def test_accepted_plans_compile_as_promised() -> None:
     with ThreadPoolExecutor(2) as pool:
         built = list(pool.map(build, sample(SAMPLE, SEED)))
@@ -116,7 +117,6 @@ def test_accepted_plans_compile_as_promised() -> None:
 
 
 @pytest.mark.nvcc
-@pytest.mark.slow
 def test_accepted_plans_of_split_keys_compile_as_promised() -> None:
     plans = sample(SPLIT_SAMPLE, SEED, "v2_split")
     assert all(plan.kernel.splits for plan in plans)
@@ -127,7 +127,6 @@ def test_accepted_plans_of_split_keys_compile_as_promised() -> None:
 
 
 @pytest.mark.nvcc
-@pytest.mark.slow
 @pytest.mark.parametrize("rung", LADDER)
 def test_accepted_plans_of_the_ladder_compile_as_promised(rung: str) -> None:
     algos, gpus, dtypes = LADDER[rung]
@@ -140,7 +139,6 @@ def test_accepted_plans_of_the_ladder_compile_as_promised(rung: str) -> None:
 
 
 @pytest.mark.nvcc
-@pytest.mark.slow
 @pytest.mark.parametrize("options", [False, True], ids=["plain", "options"])
 def test_accepted_plans_of_v3_compile_as_promised(options: bool) -> None:
     """No spills beside the accumulators, and no product that waits for another (C75xx)."""
@@ -166,7 +164,6 @@ V3_PACKED: tuple[dict[str, Any], ...] = (
 
 
 @pytest.mark.nvcc
-@pytest.mark.slow
 def test_packed_rows_compile_as_promised() -> None:
     """The tile of the most keys for one consumer, two and three, where they have the registers."""
     plans, device = [], gpu.load("h200")
@@ -217,7 +214,6 @@ V3_E4M3: tuple[dict[str, Any], ...] = (
 
 
 @pytest.mark.nvcc
-@pytest.mark.slow
 def test_plans_of_v3_in_e4m3_compile_as_promised() -> None:
     entries = [
         planner.plan(Problem(dtype="e4m3", **options), gpu.load("h200"), "v3")
@@ -231,7 +227,6 @@ def test_plans_of_v3_in_e4m3_compile_as_promised() -> None:
 
 
 @pytest.mark.nvcc
-@pytest.mark.slow
 def test_accepted_plans_with_options_compile_as_promised() -> None:
     with ThreadPoolExecutor(2) as pool:
         built = list(pool.map(build, sample(WITH_OPTIONS, SEED, options=True)))
@@ -239,7 +234,6 @@ def test_accepted_plans_with_options_compile_as_promised() -> None:
 
 
 @pytest.mark.nvcc
-@pytest.mark.slow
 @pytest.mark.parametrize("options", [False, True], ids=["plain", "options"])
 def test_accepted_backward_plans_compile_as_promised(options: bool) -> None:
     count = BACKWARD_WITH_OPTIONS if options else BACKWARD_SAMPLE
@@ -261,7 +255,6 @@ OF_FOUR: tuple[tuple[str, str, dict[str, Any]], ...] = (
 
 
 @pytest.mark.nvcc
-@pytest.mark.slow
 def test_plans_whose_keys_four_warps_share_compile_as_promised() -> None:
     plans = [
         planner.plan(

@@ -30,6 +30,7 @@ KERNELS: dict[str, tuple[Tile, dict[str, Any]]] = {
     "narrow rows": (TWO, {"head_dim": 80, "head_dim_v": 44}),  # of words, no whole squares
     "causal": (TWO, {"head_dim": 80, "causal": True}),
     "three, causal": (THREE, {"head_dim": 80, "causal": True}),
+    "O in Q": (TWO, {"head_dim": 256}),  # a part of O leaves by the place of its queries
     "blocks": (THREE, {"head_dim": 80, "scales": "block"}),
     "blocks, softcap": (TWO, {"head_dim": 80, "scales": "block", "softcap": 30.0}),
 }
@@ -38,6 +39,8 @@ CASE = replace(PLAIN, seq_kv=400, values="normal")
 SPIKES = replace(CASE, values="spikes")
 LOOKED_AT = replace(SPIKES, seq_kv=144)  # every tile is: no row is done again
 FEW_ROWS = replace(CASE, seq=260, seq_kv=260)
+MANY_TILES = replace(CASE, seq=500, seq_kv=200)
+NO_ROWS = replace(CASE, heads=3, kv_heads=3, seq=150, seq_kv=200)
 FEW_QUERIES = replace(CASE, seq=60, seq_kv=900)
 AGAIN = "a row is done again though all tiles are looked at"
 
@@ -365,6 +368,48 @@ PASSED_BY = (  # of three consumers the first sees none of the last keys, the la
         FEW_ROWS,
     ),
 )
+O_IN_Q = (
+    Bug(
+        "Q's place is given back before O has left it",
+        "      ptx::cp_async_bulk_wait_group_read<0>();\n      ptx::mbarrier_arrive",
+        "      ptx::mbarrier_arrive",
+        ("store in flight",),
+        "O in Q",
+        MANY_TILES,
+    ),
+    Bug(
+        "Q's place is never given back",
+        "    owes = true;\n",
+        "",
+        ("deadlock",),
+        "O in Q",
+        MANY_TILES,
+    ),
+    Bug(
+        "who has no rows keeps Q's place",
+        "      give_back();\n      await_keys(n);\n",
+        "      await_keys(n);\n",
+        ("deadlock",),
+        "O in Q",
+        NO_ROWS,
+    ),
+    Bug(
+        "O leaves by the place of the next queries",
+        "span_of(work).seq_q, (round - 2) % kQStages);",
+        "span_of(work).seq_q, (round - 1) % kQStages);",
+        ("stage still read", *LATE, "race", RIGHT),
+        "O in Q",
+        MANY_TILES,
+    ),
+    Bug(
+        "the other part of O is that of the first place",
+        "if (part == 0) return shared.o[consumer];",
+        "return shared.o[consumer];",
+        (RIGHT, *LATE, "race"),
+        "O in Q",
+        MANY_TILES,
+    ),
+)
 ROUNDS = (
     Bug(
         "sums join O while they are made",
@@ -447,7 +492,7 @@ BLOCKS = (
         kernel="blocks",
     ),
 )
-BUGS = (*LAID_OUT, *PRODUCTS, *DONE_AGAIN, *RELEASED, *PASSED_BY, *ROUNDS, *BLOCKS)
+BUGS = (*LAID_OUT, *PRODUCTS, *DONE_AGAIN, *RELEASED, *PASSED_BY, *O_IN_Q, *ROUNDS, *BLOCKS)
 
 
 @pytest.mark.parametrize("bug", BUGS, ids=str)

@@ -269,6 +269,12 @@ def test_a_lost_key_is_shrunk_to_two_keys_and_replays(sketch: Sketch, seed: int)
     assert verify(kernel, Runner(right), replay=failure.replay).ok
 
 
+def test_in_a_hurry_the_first_failure_ends_all(sketch: Sketch) -> None:
+    outcomes = verify(sketch(), Runner(last_key_dropped), 30, hurry=True).outcomes
+    assert [bool(outcome.failure) for outcome in outcomes[-2:]] == [False, True]
+    assert len(outcomes) < len(verify(sketch(), Runner(right), 1).outcomes)
+
+
 def test_a_lost_key_shows_without_a_reference_too(sketch: Sketch) -> None:
     report = verify(sketch(), Runner(last_key_dropped), 30)
     assert {

@@ -87,7 +87,6 @@ def stored_rmse(seed: int, **options: object) -> float:
     return accuracy.compared("outliers", got, given, problem, rows).kernel.rmse
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "most"),
     [

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import pytest
 
 from fasim import bench, show
-from fasim.bench import Candidate, Timing, interleave, ratio
+from fasim.bench import Candidate, Timing, _turns, interleave, ratio
 from fasim.problem import Problem
 
 
@@ -57,6 +59,15 @@ def test_candidates_take_turns_and_another_begins_every_round() -> None:
     assert slow.seconds == pytest.approx(0.002)
     assert slow.predicted_s == 0.004
     assert slow.spread == pytest.approx(0, abs=1e-9)
+
+
+@pytest.mark.parametrize("count", range(1, 8))
+def test_each_comes_behind_each_other_one_equally_often(count: int) -> None:
+    rounds = [_turns(count, round_) for round_ in range(2 * count)]
+    assert all(sorted(turns) == list(range(count)) for turns in rounds)
+    pairs = Counter(pair for turns in rounds for pair in pairwise(turns))
+    assert pairs == {(a, b): 2 for a in range(count) for b in range(count) if a != b}
+    assert Counter(turns[0] for turns in rounds) == dict.fromkeys(range(count), 2)
 
 
 def test_a_slow_candidate_launches_fewer_times() -> None:

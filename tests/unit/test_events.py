@@ -48,6 +48,8 @@ PROBLEMS: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ("v3", "h200", {"seq": 700, "seq_kv": 128, "causal": True, "dtype": "e4m3", "scales": "block"}),
     ("v3", "h200", {"seq": 520, "bias": "alibi", "softcap": 9.0, "dtype": "e4m3"}),
     ("v3", "h200", {"seq": 520, "dtype": "e4m3", "head_dim": 96, "batch": 2}),
+    ("v3", "h200", {"seq": 700, "dtype": "e4m3", "head_dim": 256, "causal": True}),
+    ("v3", "h200", {"seq": 330, "dtype": "e4m3", "head_dim": 224, "scales": "block"}),
     ("v3", "h200", {"seq": 200, "seq_kv": 0, "dtype": "e4m3"}),
     ("v3", "h200", {"seq": 0, "seq_kv": 200, "dtype": "e4m3"}),
     ("v3", "h200", {"seq": 520, "bias": "dense_fp32", "dtype": "e4m3", "window": (90, 7)}),
