@@ -4,7 +4,7 @@
     python3 benchmarks/device_cases.py --out results/ --seconds 420 [forward] [backward] [v3] [e4m3]
 
 Sections: V1 and V2 forward and backward, V3 forward in 16 bits, V3 in e4m3. Their kernels are the
-canonical ones, and three more in e4m3; each gets its share of a section's inputs, in batches, and
+canonical ones, and four more in e4m3; each gets its share of a section's inputs, in batches, and
 tries every property on each of them. A batch is a process, many share the device, and what it found
 is written down at once: a batch that fails, hangs or takes the device down costs no other. Batches
 of all kernels advance together, so a run that its time ends has met them all.
@@ -53,10 +53,11 @@ BATCH = 40  # inputs of one process
 STALL_S = 150.0  # a batch that takes longer hangs
 ONE_THREAD = {f"{name}_NUM_THREADS": "1" for name in ("OMP", "OPENBLAS", "MKL")}
 E4M3 = Problem(heads=16, seq=4096, dtype="e4m3")
-MORE = (  # scale factors of a tensor, a head and a block, three head dimensions, both masks
+MORE = (  # scale factors of a tensor, a head and a block, four head dimensions, both masks
     E4M3.with_(head_dim=64, scales="tensor"),
     E4M3.with_(causal=True, scales="block"),
     E4M3.with_(head_dim=96, scales="block"),
+    E4M3.with_(head_dim=256, causal=True, scales="head"),
 )
 EDGES = (  # what the inputs of a section must have met
     *("keys 0", "keys 1", "keys tile-1", "keys tile", "keys tile+1"),
