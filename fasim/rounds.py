@@ -8,11 +8,10 @@ whether all end together is decided by the size of the groups: it is found by pl
 from __future__ import annotations
 
 from functools import lru_cache
-
-import numpy as np
+from operator import add
 
 MOST_TOGETHER = 64  # heads that are tried
-PLAYED_TILES = 16384  # of more tiles the rounds look alike, and the rest of a round hardly counts
+PLAYED_TILES = 8192  # of more tiles the rounds look alike, and the rest of a round hardly counts
 HEAD_COSTS = 0.00075  # of the time, for each head whose keys compete for the L2 (docs/kernels.md)
 
 
@@ -31,10 +30,13 @@ def heads_together(costs: tuple[float, ...], heads: int, blocks: int, fewest: in
 
 def longest(costs: tuple[float, ...], heads: int, blocks: int, together: int) -> float:
     """What the busiest of ``blocks`` blocks is dealt, in the unit of ``costs``."""
-    turn = np.arange(heads * len(costs))
-    first_head = turn // (together * len(costs)) * together
-    members = np.minimum(together, heads - first_head)
-    tile = (turn - first_head * len(costs)) // members
-    round_, place = np.divmod(turn, blocks)
-    block = np.where(round_ % 2, blocks - 1 - place, place)
-    return float(np.bincount(block, weights=np.asarray(costs)[tile]).max())
+    turns: list[float] = []
+    for first in range(0, heads, together):
+        members = min(together, heads - first)
+        turns += [cost for cost in costs for _ in range(members)]
+    dealt = [0.0] * blocks
+    for place, start in enumerate(range(0, len(turns), blocks)):
+        round_ = turns[start : start + blocks]
+        round_ += [0.0] * (blocks - len(round_))
+        dealt = list(map(add, dealt, reversed(round_) if place % 2 else round_))
+    return max(dealt)

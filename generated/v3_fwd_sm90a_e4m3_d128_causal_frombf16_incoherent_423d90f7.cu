@@ -60,17 +60,17 @@
 //   d0950750  device/schedule.cuh
 //   b274dbf8  device/score_factor.cuh
 //   ddeea4d9  device/settled_rows.cuh
-//   f81846ef  device/shared_v3.cuh
+//   9429bcb5  device/shared_v3.cuh
 //   84c0aced  device/softmax_lazy_e4m3.cuh
 //   17509448  device/span.cuh
-//   e640d65a  device/store_tma.cuh
+//   ed306108  device/store_tma.cuh
 //   567f0171  device/tensor_map.cuh
 //   734305da  device/timeline.cuh
 //   39f26ecb  device/turn.cuh
 //   c2706fe3  device/types.cuh
 //   8715e91b  device/weights_e4m3.cuh
-//   4c671306  kernels/v3_fwd.cu
-//   5d3e87eb  parts/constants_v3.cuh
+//   4a62a261  kernels/v3_fwd.cu
+//   11563be6  parts/constants_v3.cuh
 //   5a818b86  parts/main_arrays.cuh
 //   92b4175b  parts/main_options.cuh
 //   9648b9b0  parts/main_v3.cu
@@ -114,7 +114,7 @@
 // "incoherent": true, "kv_heads": 8, "out_dtype": "bf16", "pass": "fwd", "scale":
 // 0.08838834764831843, "scales": "block", "seq": 8192, "seq_kv": 8192, "softcap": 0.0, "varlen":
 // false, "window": [-1, -1]}, "schema": "fasim.plan/1", "slots": 132, "smem_bytes": 200704}
-// ---- the rest of the file has sha256 f235800450ee0dc435f2b21d23912e3aba3e37e9094cb4757c9e3ae6b2e095f6
+// ---- the rest of the file has sha256 ff28bb47899a52ac656386bd7d217d5ae7de5701eff0b3dc0c5fc75981048c19
 // FlashAttention-3, forward (Shah et al. 2024, algorithms 1 and 2).
 //
 // A block stays on its SM and works on one tile of queries after the other. One warpgroup, the producer,
@@ -168,6 +168,7 @@ constexpr int kStages = 3;  // tiles of V in shared memory
 constexpr int kKeyStages = 3;  // of K
 constexpr int kQStages = 2;  // of Q
 constexpr int kOutputParts = 1;  // O leaves a tile in so many parts, to save shared memory
+constexpr int kPartsAtOnce = 1;
 constexpr int kRegisters = 160;  // of a thread that computes
 constexpr int kLoaderRegisters = 32;  // of one that loads
 constexpr int kSmemBytes = 200704;
@@ -1562,15 +1563,14 @@ __device__ __forceinline__ void store_output(Shared& shared, const Accumulator& 
     const float sum = __shfl_sync(~0u, o[0][kDV / 8][2 * half], lane / 4 * 4);
     inverse[half] = sum == 0.f ? 0.f : 1.f / sum;
   }
-  SlabTile<64, kPartSlabs>& tile = shared.o[consumer];
   const bool leads = thread % 128 == 0;
 #pragma unroll
-  for (int part = 0; part < kOutputParts; ++part) {
+  for (int first = 0; first < kOutputParts; first += kPartsAtOnce) {
     if (leads) ptx::cp_async_bulk_wait_group_read<0>();  // what lay here before has been read
     ptx::bar_sync(kConsumerBarrier + consumer, 128);
 #pragma unroll
-    for (int step = 0; step < kPartSlabs * 4; ++step) {
-      const int column = part * kPartSlabs * 8 + 2 * step;  // in units of 8
+    for (int step = 0; step < kPartsAtOnce * kPartSlabs * 4; ++step) {
+      const int column = first * kPartSlabs * 8 + 2 * step;  // in units of 8
       if (column * 8 >= kDV) break;
       u32 pairs[4];
 #pragma unroll
@@ -1579,17 +1579,18 @@ __device__ __forceinline__ void store_output(Shared& shared, const Accumulator& 
         const float x = pair[i % 2 * 2] * inverse[i % 2], y = pair[i % 2 * 2 + 1] * inverse[i % 2];
         pairs[i] = ptx::cvt_bf16x2(x, y);
       }
-      ptx::stmatrix_x4(chunk_address(tile, row, 2 * step + lane / 16), pairs);
+      ptx::stmatrix_x4(chunk_address(shared.o[consumer], row, 2 * step + lane / 16), pairs);
     }
     ptx::fence_proxy_async();
     ptx::bar_sync(kConsumerBarrier + consumer, 128);
     const int query = work.first_query + consumer * 64;
     if (leads && query >= 0 && query < seq_q) {
 #pragma unroll
-      for (int i = 0; i < kPartSlabs; ++i) {
-        const int slab = part * kPartSlabs + i;
-        ptx::cp_async_bulk_tensor_4d_store(o_map, tile.slab[i], slab * kColumnsO,
-                                           queries.row + query, work.head, queries.batch);
+      for (int i = 0; i < kPartsAtOnce * kPartSlabs; ++i) {
+        const int slab = first * kPartSlabs + i;
+        const auto& from = shared.o[consumer].slab[i];
+        ptx::cp_async_bulk_tensor_4d_store(o_map, from, slab * kColumnsO, queries.row + query,
+                                           work.head, queries.batch);
       }
       ptx::cp_async_bulk_commit_group();
     }

@@ -47,16 +47,16 @@
 //   23af4307  device/score.cuh
 //   2aadce9b  device/score_rows.cuh
 //   ddeea4d9  device/settled_rows.cuh
-//   f81846ef  device/shared_v3.cuh
+//   9429bcb5  device/shared_v3.cuh
 //   fbb13e4f  device/softmax_in_place.cuh
 //   17509448  device/span.cuh
-//   e640d65a  device/store_tma.cuh
+//   ed306108  device/store_tma.cuh
 //   567f0171  device/tensor_map.cuh
 //   734305da  device/timeline.cuh
 //   39f26ecb  device/turn.cuh
 //   c2706fe3  device/types.cuh
-//   4c671306  kernels/v3_fwd.cu
-//   5d3e87eb  parts/constants_v3.cuh
+//   4a62a261  kernels/v3_fwd.cu
+//   11563be6  parts/constants_v3.cuh
 //   5a818b86  parts/main_arrays.cuh
 //   92b4175b  parts/main_options.cuh
 //   9648b9b0  parts/main_v3.cu
@@ -99,7 +99,7 @@
 // "head_dim_v": 64, "heads": 16, "incoherent": false, "kv_heads": 16, "out_dtype": "fp16", "pass":
 // "fwd", "scale": 0.125, "scales": "tensor", "seq": 4096, "seq_kv": 4096, "softcap": 0.0, "varlen":
 // false, "window": [-1, -1]}, "schema": "fasim.plan/1", "slots": 132, "smem_bytes": 160768}
-// ---- the rest of the file has sha256 eb8fedd21a50af8096ffeea76f077604018b0d61ff37bdafe0122a8845d480a3
+// ---- the rest of the file has sha256 b142ea6347fc13a8b38f2c1d0f7a7a1c88553b285e6cbf28ec9f663c66c79efb
 // FlashAttention-3, forward (Shah et al. 2024, algorithms 1 and 2).
 //
 // A block stays on its SM and works on one tile of queries after the other. One warpgroup, the producer,
@@ -154,6 +154,7 @@ constexpr int kStages = 3;  // tiles of V in shared memory
 constexpr int kKeyStages = 3;  // of K
 constexpr int kQStages = 2;  // of Q
 constexpr int kOutputParts = 1;  // O leaves a tile in so many parts, to save shared memory
+constexpr int kPartsAtOnce = 1;
 constexpr int kRegisters = 160;  // of a thread that computes
 constexpr int kLoaderRegisters = 32;  // of one that loads
 constexpr int kSmemBytes = 160768;
@@ -1309,15 +1310,14 @@ __device__ __forceinline__ void store_output(Shared& shared, const Accumulator& 
   const u32 consumer = thread / 128, lane = thread % 32, row = thread % 128 / 32 * 16 + lane % 16;
   const int first_row = thread / 32 * kWarpRows + lane / 4;
   const float inverse[2] = {shared.factors[first_row], shared.factors[first_row + 8]};
-  SlabTile<64, kPartSlabs>& tile = shared.o[consumer];
   const bool leads = thread % 128 == 0;
 #pragma unroll
-  for (int part = 0; part < kOutputParts; ++part) {
+  for (int first = 0; first < kOutputParts; first += kPartsAtOnce) {
     if (leads) ptx::cp_async_bulk_wait_group_read<0>();  // what lay here before has been read
     ptx::bar_sync(kConsumerBarrier + consumer, 128);
 #pragma unroll
-    for (int step = 0; step < kPartSlabs * 4; ++step) {
-      const int column = part * kPartSlabs * 8 + 2 * step;  // in units of 8
+    for (int step = 0; step < kPartsAtOnce * kPartSlabs * 4; ++step) {
+      const int column = first * kPartSlabs * 8 + 2 * step;  // in units of 8
       if (column * 8 >= kDV) break;
       u32 pairs[4];
 #pragma unroll
@@ -1326,17 +1326,18 @@ __device__ __forceinline__ void store_output(Shared& shared, const Accumulator& 
         const float x = pair[i % 2 * 2] * inverse[i % 2], y = pair[i % 2 * 2 + 1] * inverse[i % 2];
         pairs[i] = ptx::cvt_f16x2(x, y);
       }
-      ptx::stmatrix_x4(chunk_address(tile, row, 2 * step + lane / 16), pairs);
+      ptx::stmatrix_x4(chunk_address(shared.o[consumer], row, 2 * step + lane / 16), pairs);
     }
     ptx::fence_proxy_async();
     ptx::bar_sync(kConsumerBarrier + consumer, 128);
     const int query = work.first_query + consumer * 64;
     if (leads && query >= 0 && query < seq_q) {
 #pragma unroll
-      for (int i = 0; i < kPartSlabs; ++i) {
-        const int slab = part * kPartSlabs + i;
-        ptx::cp_async_bulk_tensor_4d_store(o_map, tile.slab[i], slab * kColumnsO,
-                                           queries.row + query, work.head, queries.batch);
+      for (int i = 0; i < kPartsAtOnce * kPartSlabs; ++i) {
+        const int slab = first * kPartSlabs + i;
+        const auto& from = shared.o[consumer].slab[i];
+        ptx::cp_async_bulk_tensor_4d_store(o_map, from, slab * kColumnsO, queries.row + query,
+                                           work.head, queries.batch);
       }
       ptx::cp_async_bulk_commit_group();
     }

@@ -70,7 +70,7 @@ MMA_BLOCK_CLOCKS = {"fwd": 5000.0, "bwd": 6000.0}
 # hides the others': n show an n-th of it all.
 WGMMA_SHOWN_CLOCKS, WGMMA_WAITS = 700.0, 0.4
 KEPT_SHOWN_CLOCKS = 560.0  # where registers keep Q: 3 % less of a step at head_dim 128
-WGMMA_TILE_CLOCKS, E4M3_TILE_CLOCKS = 2200.0, 3000.0
+WGMMA_TILE_CLOCKS, E4M3_TILE_CLOCKS = 2200.0, 2500.0
 ONE_Q_CLOCKS, O_IN_PARTS_CLOCKS = 2200.0, 4500.0
 MASKED_STEP_CLOCKS, E4M3_MASKED_CLOCKS = 1000.0, 500.0
 RING_CLOCKS = 600.0  # of them that a third stage spares, as the next tile's keys come earlier

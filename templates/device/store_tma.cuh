@@ -92,19 +92,20 @@ __device__ __forceinline__ void store_output(Shared& shared, const Accumulator& 
       for (int i = 0; i < kPartsAtOnce * kPartSlabs; ++i) {
         const int slab = first * kPartSlabs + i;
 //% if kernel.o_in_q
-        const auto& from = place_of_part(shared, i / kPartSlabs, consumer, slot).slab[i % kPartSlabs];
+        const auto& part = place_of_part(shared, i / kPartSlabs, consumer, slot);
+        const auto& from = part.slab[i % kPartSlabs];
 //% else
         const auto& from = shared.o[consumer].slab[i];
 //% endif
 //% if kernel.pack_gqa
-        ptx::cp_async_bulk_tensor_5d_store(o_map, from, slab * kColumnsO, 0,
-                                           query >> group_log2, work.head, queries.batch);
+        ptx::cp_async_bulk_tensor_5d_store(o_map, from, slab * kColumnsO, 0, query >> group_log2,
+                                           work.head, queries.batch);
 //% elif kernel.varlen
-        ptx::cp_async_bulk_tensor_5d_store(o_map, from, slab * kColumnsO,
-                                           queries.row + query, work.head, queries.batch, kEnd);
+        ptx::cp_async_bulk_tensor_5d_store(o_map, from, slab * kColumnsO, queries.row + query,
+                                           work.head, queries.batch, kEnd);
 //% else
-        ptx::cp_async_bulk_tensor_4d_store(o_map, from, slab * kColumnsO,
-                                           queries.row + query, work.head, queries.batch);
+        ptx::cp_async_bulk_tensor_4d_store(o_map, from, slab * kColumnsO, queries.row + query,
+                                           work.head, queries.batch);
 //% endif
       }
       ptx::cp_async_bulk_commit_group();

@@ -313,7 +313,7 @@ $(parameters(kernel))) {
   };
   const auto store = [&] {
     const Work& work = shared.works[(round - $(begun)) % kWorks];
-    store_output(shared, o, &$(map_of(kernel, "o")), work, queries_of(work), span_of(work).seq_q$(", group_log2" if kernel.pack_gqa)$(", (round - 2) % kQStages" if kernel.o_in_q));
+    store_output(shared, o, &$(map_of(kernel, "o")), work, queries_of(work), span_of(work).seq_q$(", group_log2" if kernel.pack_gqa)$(",\n                 (round - 2) % kQStages" if kernel.o_in_q));
   };
   const auto await_keys = [&](u32 n) { wait_for(shared.full_k, n); };
   const auto start = [&](u32 n) {  // the scores of the n-th tile of keys

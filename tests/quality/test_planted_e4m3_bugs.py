@@ -395,8 +395,8 @@ O_IN_Q = (
     ),
     Bug(
         "O leaves by the place of the next queries",
-        "span_of(work).seq_q, (round - 2) % kQStages);",
-        "span_of(work).seq_q, (round - 1) % kQStages);",
+        "                 (round - 2) % kQStages);",
+        "                 (round - 1) % kQStages);",
         ("stage still read", *LATE, "race", RIGHT),
         "O in Q",
         MANY_TILES,
