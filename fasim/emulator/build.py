@@ -1,9 +1,9 @@
 """From the text of a generated file to a shared library that the emulator can run.
 
 The library is two objects. The runtime is optimised, knows nothing of the kernel and is built once
-for each compiler. The kernel is the unchanged file, with every access to memory instrumented by
-``-fsanitize=thread``, whose hooks the runtime defines: so nothing is linked with ``-fsanitize``.
-Both are kept in the cache.
+for each compiler; so is what every kernel includes first, which GCC keeps compiled. The kernel is
+the unchanged file, with every access to memory instrumented by ``-fsanitize=thread``, whose hooks
+the runtime defines: so nothing is linked with ``-fsanitize``. All are kept in the cache.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from fasim.toolchain import Cxx, find_addr2line, find_cxx, run
 
 SOURCES = Path(__file__).parent  # of the C++ files
 LIBRARY = "kernel.so"
+WORDS = "cuda_words.h"  # what every kernel includes first
 RUNTIME_FLAGS = ("-std=c++20", "-O3", "-fPIC", "-pthread", "-ffp-contract=off")
 KERNEL_FLAGS = (
     "-std=c++20",
@@ -123,8 +124,10 @@ def _library(text: Text) -> Path:
 def _runtime_entry(cxx: Cxx) -> Entry:
     files = sorted((*SOURCES.glob("*.h"), *SOURCES.glob("*.cpp")))
     sources = {file.name: sha256(file.read_bytes()) for file in files}
-    key = key_of(compiler=cxx.banner, flags=RUNTIME_FLAGS, sources=sources)
-    return Entry("emulator-runtime", key, ("runtime.o", "log.txt"))
+    flags = [*RUNTIME_FLAGS, *_kernel_flags(cxx)]
+    key = key_of(compiler=cxx.banner, flags=flags, sources=sources, place=str(SOURCES))
+    words = (WORDS,) if cxx.is_clang else (WORDS, f"{WORDS}.gch")
+    return Entry("emulator-runtime", key, ("runtime.o", *words, "log.txt"))
 
 
 def _kernel_flags(cxx: Cxx) -> tuple[str, ...]:
@@ -137,7 +140,7 @@ def _build(cxx: Cxx, text: Text, entry: Entry, folder: Path) -> Facts:
     runtime.get(lambda place: _build_runtime(cxx, runtime, place))
     (folder / "kernel.cu").write_bytes(text.source.encode())
     (folder / "unit.cpp").write_text(_unit(text))
-    words = ("-include", str(SOURCES / "cuda_words.h"), f"-I{SOURCES}")
+    words = ("-include", str(runtime.path / WORDS), f"-I{SOURCES}")
     command = [*cxx.command, *_kernel_flags(cxx), *words, "-c", "unit.cpp", "-o", "unit.o"]
     objects = ["unit.o", str(runtime.path / "runtime.o")]
     for step in (command, [*cxx.command, *LINK_FLAGS, *objects, "-o", LIBRARY]):
@@ -182,16 +185,22 @@ _BLOCKS = re.compile(r"__launch_bounds__\([^,()]+, ([^,()]+)\)")
 def _build_runtime(cxx: Cxx, entry: Entry, folder: Path) -> Facts:
     source = str(SOURCES / "runtime.cpp")
     command = [*cxx.command, *RUNTIME_FLAGS, "-c", source, "-o", "runtime.o"]
-    status, output = _logged(command, folder)
-    if status:
-        failed = failure(cxx.name, _File("runtime", ""), status, output, "")
-        raise CompilerError(
-            f"{cxx.name} cannot compile the emulator",
-            why=failed.what,
-            hint=f"set CXX to g++ 12, clang++ 14 or newer; this is {cxx.version};"
-            f" its output is in {entry.keep_failed(folder) / 'log.txt'}",
-        )
+    (folder / WORDS).write_text(f'#include "{SOURCES / WORDS}"\n')
+    words = [*cxx.command, *_kernel_flags(cxx), "-x", "c++-header", WORDS, "-o", f"{WORDS}.gch"]
+    for step in [command] if cxx.is_clang else [command, words]:
+        status, output = _logged(step, folder)
+        if status:
+            raise _unusable(cxx, status, output, entry.keep_failed(folder))
     return {"compiler": cxx.banner, "command": command}
+
+
+def _unusable(cxx: Cxx, status: int, output: str, kept: Path) -> CompilerError:
+    return CompilerError(
+        f"{cxx.name} cannot compile the emulator",
+        why=failure(cxx.name, _File("runtime", ""), status, output, "").what,
+        hint=f"set CXX to g++ 12, clang++ 14 or newer; this is {cxx.version};"
+        f" its output is in {kept / 'log.txt'}",
+    )
 
 
 def _logged(command: Sequence[str], folder: Path) -> tuple[int, str]:

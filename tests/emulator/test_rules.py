@@ -7,11 +7,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from thorough import share
 from tiny import WORDS, arrays, fault, launch
 
 pytestmark = pytest.mark.emulator
 
-SEEDS = range(5)
+SEEDS = range(share(5, of=2))
 COPY = "ptx::cp_async<4>(tile + i, x + i, true);\n  ptx::cp_async_commit_group();"
 OTHER = "y[i] = tile[i ^ 1];  //!"  # a neighbour's word
 FILL = "tile[i] = 0;\n  __syncthreads();"

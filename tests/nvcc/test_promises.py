@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from thorough import share
+from thorough import THOROUGH, share
 
 from fasim import gpu, legality, planner
 from fasim.compile import Binary, check_promises, compile_kernel
@@ -19,7 +19,7 @@ from fasim.problem import Problem
 from fasim.render import render
 
 SEED = 2026
-SAMPLE, WITH_OPTIONS, SPLIT_SAMPLE = share(120), share(40), share(30)
+SAMPLE, WITH_OPTIONS, SPLIT_SAMPLE = share(120, of=6), share(40), share(30)
 BACKWARD_SAMPLE, BACKWARD_WITH_OPTIONS = share(40), share(30)
 V3_SAMPLE = share(22, of=2)  # with options, and without: one, two and three consumers
 LADDER_SAMPLE = share(12, of=2)
@@ -147,7 +147,7 @@ def test_accepted_plans_of_v3_compile_as_promised(options: bool) -> None:
         lambda: draw(rng, ("v3",), "fwd", options, ("h100", "h200"), ("fp16", "bf16")), object()
     )
     plans = list(islice((plan for plan in drawn if plan), V3_SAMPLE))
-    assert {plan.kernel.tile.warps for plan in plans} == {4, 8, 12}
+    assert {plan.kernel.tile.warps for plan in plans} >= ({4, 8, 12} if THOROUGH else {8, 12})
     with ThreadPoolExecutor(2) as pool:
         built = list(pool.map(build, plans))
     assert not list(filter(None, map(broken_promise, built)))
@@ -217,10 +217,10 @@ V3_E4M3: tuple[dict[str, Any], ...] = (
 def test_plans_of_v3_in_e4m3_compile_as_promised() -> None:
     entries = [
         planner.plan(Problem(dtype="e4m3", **options), gpu.load("h200"), "v3")
-        for options in V3_E4M3
+        for options in V3_E4M3[:: 1 if THOROUGH else 2]
     ]
     plans = [entry.plan for entry in entries if entry.plan]
-    assert len(plans) == len(V3_E4M3)
+    assert len(plans) == len(entries)
     with ThreadPoolExecutor(2) as pool:
         built = list(pool.map(build, plans))
     assert not list(filter(None, map(broken_promise, built)))

@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cache
 
+from thorough import share
+
 from fasim import planner, properties
 from fasim.emulator.program import Fault
 from fasim.errors import CheckFailed
@@ -20,7 +22,7 @@ from fasim.render import Kernel, parse, render
 from fasim.runners.emulator import EmulatorRunner
 
 NOTHING = "nothing"
-SEEDS = range(20)  # each draws the inputs and the schedule
+SEEDS = range(share(20))  # each draws the inputs and the schedule
 
 SMALL = Tile(block_q=32, block_kv=16, warps=2)
 WIDER = Tile(block_q=32, block_kv=32, warps=2)

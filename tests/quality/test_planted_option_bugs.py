@@ -7,6 +7,7 @@ from functools import cache
 from typing import Any
 
 import pytest
+from thorough import share
 
 from fasim import planner, properties
 from fasim.emulator.program import Fault
@@ -21,7 +22,7 @@ from fasim.runners.emulator import EmulatorRunner
 pytestmark = pytest.mark.emulator
 
 NOTHING = "nothing"
-SEEDS = range(5)
+SEEDS = range(share(5, of=2))
 RIGHT = "matches_float64"
 COUNTED = "bytes_moved_are_bytes_predicted"
 PACKED = "packed_sequences_are_those_one_by_one"

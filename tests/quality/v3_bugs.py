@@ -743,8 +743,8 @@ GROUPED = (
     ),
     Bug(
         "O is stored at its row",
-        "query >> group_log2, work.head",
-        "query, work.head",
+        "query >> group_log2,\n                                           work.head",
+        "query,\n                                           work.head",
         (WRITTEN, RIGHT, COUNTED),
         "packed",
         FOURS,
