@@ -239,6 +239,8 @@ BUGS: dict[str, dict[str, tuple[str, str]]] = {
 
 # Inputs that show what is rarely met.
 REPLAYS = {
+    "the factors of the first sequence": "batch=2 heads=1 kv_heads=1 seq=1 seq_kv=1 values=normal"
+    " property=matches_float64",
     "keys of the next sequence are laid out": "batch=2 heads=3 kv_heads=1 seq=77 seq_kv=257"
     " values=rising scale=0.03125 seed=254 property=packed_sequences_are_those_one_by_one",
     "tiles of the sequence before": "heads=3 kv_heads=1 seq=256 seq_kv=257 values=huge"

@@ -19,8 +19,8 @@ from fasim.problem import Problem
 from fasim.render import render
 
 SEED = 2026
-SAMPLE, WITH_OPTIONS, SPLIT_SAMPLE = share(120, of=6), share(40), share(30)
-BACKWARD_SAMPLE, BACKWARD_WITH_OPTIONS = share(40), share(30)
+SAMPLE, WITH_OPTIONS, SPLIT_SAMPLE = share(120, of=10), share(40, of=5), share(30, of=5)
+BACKWARD_SAMPLE, BACKWARD_WITH_OPTIONS = share(40, of=5), share(30, of=5)
 V3_SAMPLE = share(22, of=2)  # with options, and without: one, two and three consumers
 LADDER_SAMPLE = share(12, of=2)
 BACKWARD = ("v1", "v2", *(f"v2_{form}" for form in FORMS))
@@ -217,7 +217,7 @@ V3_E4M3: tuple[dict[str, Any], ...] = (
 def test_plans_of_v3_in_e4m3_compile_as_promised() -> None:
     entries = [
         planner.plan(Problem(dtype="e4m3", **options), gpu.load("h200"), "v3")
-        for options in V3_E4M3[:: 1 if THOROUGH else 2]
+        for options in V3_E4M3[:: 1 if THOROUGH else 3]
     ]
     plans = [entry.plan for entry in entries if entry.plan]
     assert len(plans) == len(entries)
