@@ -109,9 +109,6 @@ SLAB_BYTES, HOPPER_SMEM = 128, 232448
 ONES, TRANSPOSERS, TRANSPOSED_BYTES = 1, 64, 256
 TMA_BOX_ROWS = 256  # at most
 IDLE_SPARES = 0.2  # of a tile's time, for each consumer in e4m3 that has no rows (docs/kernels.md)
-# Heads that V3 at least hands out together: blocks that walk the same keys at once are slower. In
-# 16 bits not where the tiles of one head fill half of the GPU.
-FEW_TOGETHER, FEW_TOGETHER_E4M3 = 2, 3
 # Of P V that V3 multiplies at once, by the computing warps: all of so many, else rounds of up to
 # so many, of which two are under way. More would spill.
 ONE_ROUND, MOST_COLUMNS = {8: 136, 12: 96}, {8: 56, 12: 72}
@@ -285,6 +282,12 @@ class KernelSpec:
     def ragged_first(self) -> bool:
         """See the function of that name."""
         return self.variant == "v3" and ragged_first(self)
+
+    @property
+    def few_together(self) -> int:
+        """Heads that V3 at least hands out together: blocks that walk the same keys at once are
+        slower (docs/kernels.md)."""
+        return 3 if self.scaled else 2
 
     @property
     def o_in_q(self) -> bool:
@@ -776,8 +779,8 @@ class Plan:
             return self._longest_together(problem)
         q_blocks, blocks = self._q_blocks(problem), self._blocks(problem)
         costs = tuple(self._tile_cost(problem, q) for q in reversed(range(q_blocks)))
-        few = FEW_TOGETHER if 2 * q_blocks <= blocks else 1
-        fewest = FEW_TOGETHER_E4M3 if self.kernel.dtype == "e4m3" else few
+        alone = not self.kernel.scaled and 2 * q_blocks > blocks  # a head fills half of the GPU
+        fewest = 1 if alone else self.kernel.few_together
         return heads_together(costs, self._heads(problem), blocks, fewest)
 
     def _tile_cost(self, problem: Problem, q_block: int) -> float:

@@ -96,12 +96,9 @@ class _Head:
 
     def seen(self, first: int, count: int) -> range:
         """Keys that ``count`` rows from ``first`` on see; empty if none."""
-        p, (left, right) = self.problem, self.problem.reach
-        aligned = p.seq_kv - p.seq
         last = min(first + count, self.rows) - 1
-        start = max(0, first // self.group + aligned - left) if left >= 0 else 0
-        stop = last // self.group + aligned + right + 1 if right >= 0 else p.seq_kv
-        return range(start, max(start, min(stop, p.seq_kv)))
+        start, stop = self.problem.keys_seen(first // self.group, last // self.group)
+        return range(start, max(start, stop))
 
     def steps(self, query: int) -> list[int]:
         """First keys of the tiles that a tile of queries visits, ascending."""

@@ -207,7 +207,7 @@ int main(int argc, char** argv) {
 //% endif
   const int grid = blocks < tiles ? blocks : tiles;
 //% if kernel.mask == "full"
-  const int heads_together = $(3 if kernel.scaled else 2);
+  const int heads_together = $(kernel.few_together);
 //% else
   const int rounds = 2 * blocks / greatest_common_divisor(2 * blocks, q_blocks);
   const int heads_together = $("rounds < all_heads ? rounds : all_heads" if kernel.pack_gqa else "rounds < batch * heads ? rounds : batch * heads");
